@@ -9,14 +9,13 @@ import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from random import Random
 from typing import Any, final
 
 from fastapi import FastAPI
 from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
-from starlette.routing import Route, WebSocketRoute
+from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from jinfercept.fleet.conversations import RoutingHint, find_conversation, response_key
@@ -39,8 +38,6 @@ from jinfercept.serve.http.request_body import disconnected, whole_body
 from jinfercept.serve.options import ServerOptions
 from jinfercept.serve.protocols.anthropic.dialect import REQUEST_ID, authorizations
 from jinfercept.serve.protocols.errors import ApiError, aborted, shutting_down
-from jinfercept.serve.routes.guarded_route import FRAME
-from jinfercept.serve.routes.response_socket import run_socket
 
 log = logging.getLogger("jinfercept.serve")
 
@@ -108,7 +105,6 @@ class FleetFront(ServedState):
 
     async def drain(self, timeout_s: float) -> None:
         self.draining = True
-        self.sockets.end()
         await self.until_idle(timeout_s)
         tasks = list(self._tasks)
         for task in tasks:
@@ -191,8 +187,6 @@ class FleetFront(ServedState):
         prefer = ""
         if path.startswith(_STORED):
             prefer = self.routes.maker(tenant, path.removeprefix(_STORED).partition("/")[0])
-        elif FRAME in scope:  # a response that is not stored is continued where it was made
-            prefer = self.routes.maker(tenant, f"{fields.get('previous_response_id')}")
         elif path.startswith("/inbox/"):
             call_id, watched = path.removeprefix("/inbox/").partition("/")[0], self.keys.watched_by(tenant)
             replies = await self.ask_all(lambda ticket: self.replicas.ask("has_call", ticket, call_id, watched))
@@ -200,9 +194,6 @@ class FleetFront(ServedState):
         salt = fields.get("cache_salt")
         background = path == _RESPONSES and fields.get("background") is True
         return IncomingRequest(call, hint, prefer, salt if isinstance(salt, str) else "", background)
-
-    async def prepare[T](self, request: Request, work: Callable[[], T], number: int = 0, num_bytes: int = 0) -> T:
-        return await asyncio.to_thread(work)
 
     def plain_call(self, request: Request) -> HttpCall:
         return HttpCall.of(request.scope, request.scope[REQUEST_ID])
@@ -344,6 +335,6 @@ def create_front(front: FleetFront, *routers: Any, end: Callable[[], Awaitable[N
     add_handlers(app)
     for router in routers:
         app.include_router(router)
-    app.router.routes += [WebSocketRoute(_RESPONSES, partial(run_socket, host=front)), Route("/{path:path}", front)]
+    app.router.routes.append(Route("/{path:path}", front))
     add_middleware(app, front, ("x-jinfercept-replica", "x-jinfercept-route"))
     return app

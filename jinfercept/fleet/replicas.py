@@ -15,7 +15,6 @@ from starlette.types import Scope
 from jinfercept.fleet.conversations import RoutingHint
 from jinfercept.fleet.routing import NoReplicaError, ReplicaState, Route, Router
 from jinfercept.sched.profile import Profile
-from jinfercept.serve.routes.guarded_route import FRAME
 
 MOST_RESPONSES = 100_000
 
@@ -130,7 +129,7 @@ class Routes:
 
 _KEPT = (
     *("type", "asgi", "http_version", "method", "scheme", "path", "raw_path"),
-    *("query_string", "root_path", "client", "server", FRAME),
+    *("query_string", "root_path", "client", "server"),
 )
 
 

@@ -25,7 +25,7 @@ from jinfercept.errors import ConfigError, JinferceptError
 from jinfercept.hooks import SharedLimit
 from jinfercept.llm import LLM
 from jinfercept.request import Adapter, Request
-from jinfercept.serve.access.key_limits import RETRY_S, FairThreadPool, ServedState
+from jinfercept.serve.access.key_limits import RETRY_S, FairThreadPool, OpenSockets, ServedState
 from jinfercept.serve.http.access_log import DETAILS, PLACE
 from jinfercept.serve.http.request_body import unless_disconnected
 from jinfercept.serve.observe.traces_choice import TRACE
@@ -106,6 +106,7 @@ class Service(ServedState):
         self.refused = Counter[str]()
         self.waking: asyncio.TimerHandle | None = None
         self._threads = FairThreadPool(options.max_queue_len)
+        self.sockets = OpenSockets(options)
         self._closed = False
         self._event_bridge: EventBridge | None = None
         self._preparing = Counter[str]()

@@ -13,8 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, final
 
-from starlette.requests import Request
-
 from jinfercept.errors import ConfigError
 from jinfercept.sched.tenants import FairSlots
 from jinfercept.serve.access.key_file import KeyRules
@@ -269,13 +267,8 @@ class ServedState(ABC):
         self.options, self.draining = options, False
         self.keys = Keys(options.key_rules())
         self.limits = KeyLimits(self.keys.rules, time.monotonic)
-        self.sockets = OpenSockets(options)
         self._busy, self._idle = 0, asyncio.Event()
         self._trimming: asyncio.TimerHandle | None = None  # trims the heap when no request is in progress
-
-    @abstractmethod
-    async def prepare[T](self, request: Request, work: Callable[[], T], number: int = 0, num_bytes: int = 0) -> T:
-        """The result of slow work, done in a thread."""
 
     @abstractmethod
     async def drain(self, timeout_s: float) -> None:

@@ -34,7 +34,7 @@ _OPERATIONS = {
 
 
 FRAME = "jinfercept.frame"
-"""Key of a request's scope: id of the WebSocket, if its body is a frame, which has fields of its own and always streams."""
+"""Key of a request's scope: whether its body is a frame of a WebSocket, which has fields of its own and always streams."""
 
 
 def parsed(body: bytes) -> Any:
