@@ -1,7 +1,7 @@
 """Finds the conversation of a request from its headers and its body: a `RoutingHint`, which a `Router` reads.
 
-Names that clients send come first. Beside them stands a chain of keys over the beginnings of the prompt, one at every message, in
-a text at fixed places, so that a follow-up is recognised without any name: its prompt begins with that of the turn before.
+Names that clients send come first. Beside them stands a chain of keys over the beginnings of the prompt, one at every message
+(of a text at fixed places), so that a follow-up is recognised without any name: its prompt begins with that of the turn before.
 
 Every key is a MAC (BLAKE2b in its keyed mode, RFC 7693) over the tenant, the `cache_salt` and the client's text: two tenants
 never share a key, and without the fleet's secret no text can be found from them.

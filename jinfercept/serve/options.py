@@ -1,11 +1,13 @@
 """Options of the server: the fields are flags of `jinfercept serve`. Imports no JAX."""
 
+import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+from urllib.parse import urlsplit
 
 from jinfercept.chat.parsers.cml import DELIMITERS, Delimiters
 from jinfercept.chat.parsers.formats import check_parsers
@@ -13,10 +15,11 @@ from jinfercept.config import check_bounds, option
 from jinfercept.errors import ConfigError, shown
 from jinfercept.serve.access.key_file import KeyRules, key_digest, read_key_file
 from jinfercept.serve.http.allowed_hosts import AllowedHosts, check_allowed_hosts
-from jinfercept.serve.observe.traces_choice import traces_endpoint
 
 if TYPE_CHECKING:
     from jinfercept.serve.state.database import StateDatabase
+
+log = logging.getLogger(__name__)
 
 KEY_VARIABLE = "JINFERCEPT_API_KEY"
 STATE_VARIABLE = "JINFERCEPT_STATE_URL"
@@ -239,3 +242,46 @@ class ServerOptions:
             digest = key_digest(key)
             rules[digest] = KeyRules(name=f"key-{digest[:8]}", operator=key in self.operator_key)
         return rules | (read_key_file(self.api_key_file) if self.api_key_file is not None else {})
+
+
+_TRACE_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+
+
+def traces_endpoint(flag: str | None, environ: Mapping[str, str]) -> str | None:
+    """The URL of a collector's `/v1/traces`, "" if the exporter reads it from the environment; None: there are no traces.
+
+    Variables without the packages are logged only: they may be meant for other processes.
+
+    Raises:
+        ConfigError: the flag's URL is wrong, or packages are missing for it.
+    """
+    if flag is None and not any(environ.get(name) for name in _TRACE_VARIABLES):
+        return None
+    endpoint, is_installed = "" if flag is None else _trace_url(flag), traces_are_installed()
+    if not is_installed and flag is not None:
+        fix = "pip install 'jinfercept[otel]'"
+        raise ConfigError("traces need more packages", got=f"--otlp-traces-endpoint {flag}", fix=fix)
+    if not is_installed:
+        log.warning("OTEL_* variables name a collector, and there are no traces; fix: pip install 'jinfercept[otel]'")
+        return None
+    return endpoint
+
+
+def traces_are_installed() -> bool:
+    try:
+        return find_spec("opentelemetry.exporter.otlp.proto.http") is not None
+    except ModuleNotFoundError:  # a parent package is missing
+        return False
+
+
+def _trace_url(endpoint: str) -> str:
+    """The URL; one without a path gets that of OTLP. Raises `ConfigError`."""
+    try:
+        url = urlsplit(endpoint)
+        is_url = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:
+        url, is_url = urlsplit(""), False
+    if not is_url:
+        fix = "the URL of a collector that speaks OTLP over HTTP, such as http://127.0.0.1:4318"
+        raise ConfigError("otlp_traces_endpoint is not a URL", got=endpoint, fix=fix)
+    return url._replace(path="/v1/traces").geturl() if url.path in ("", "/") else endpoint

@@ -26,9 +26,8 @@ from jinfercept.hooks import SharedLimit
 from jinfercept.llm import LLM
 from jinfercept.request import Adapter, Request
 from jinfercept.serve.access.key_limits import RETRY_S, FairThreadPool, OpenSockets, ServedState
-from jinfercept.serve.http.access_log import DETAILS, PLACE
+from jinfercept.serve.http.access_log import DETAILS, PLACE, TRACE
 from jinfercept.serve.http.request_body import unless_disconnected
-from jinfercept.serve.observe.traces_choice import TRACE
 from jinfercept.serve.options import ServerOptions
 from jinfercept.serve.protocols.errors import ApiError, aborted, about, overloaded, shutting_down
 from jinfercept.serve.server_tools import ServerTools, ToolHistory

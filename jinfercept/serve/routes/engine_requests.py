@@ -18,9 +18,9 @@ from jinfercept.outputs import RequestOutput
 from jinfercept.request import Adapter, FollowUp, Request
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.serve.access.keys import isolation
+from jinfercept.serve.http.access_log import TRACE
 from jinfercept.serve.http.event_stream import EventStream
 from jinfercept.serve.http.request_body import unless_disconnected
-from jinfercept.serve.observe.traces_choice import TRACE
 from jinfercept.serve.protocols.answers import ServerToolCalls, UsageCount
 from jinfercept.serve.protocols.encoding import OPENAI, EncodedReply, LargeReply, StreamFormat
 from jinfercept.serve.protocols.errors import ApiError, about, check_finish

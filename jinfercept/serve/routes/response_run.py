@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from jinfercept.engine.streaming import AsyncStream
 from jinfercept.events import Finished
-from jinfercept.serve.observe.traces_choice import TRACE
+from jinfercept.serve.http.access_log import TRACE
 from jinfercept.serve.protocols.encoding import EncodedReply, LargeReply, Lazy, encode_event, encode_long_event
 from jinfercept.serve.protocols.errors import ApiError
 from jinfercept.serve.protocols.openai.logprobs import SMALL_ENTRIES, num_reported

@@ -21,9 +21,8 @@ from jinfercept.sched.tenants import ExpiringEntries, Quota
 from jinfercept.serve.access.key_limits import TenantPool
 from jinfercept.serve.protocols.errors import ApiError
 from jinfercept.serve.protocols.openai.response_items import Item
-from jinfercept.serve.state import conversations
 from jinfercept.serve.state.database import NUM_CONNECTIONS, StateDatabase, unavailable
-from jinfercept.serve.state.entries import Entries, OwnItems
+from jinfercept.serve.state.entries import Entries, OwnItems, begin_turn, end_turn
 
 _OPEN = ("queued", "in_progress")
 """Statuses of responses that are generated."""
@@ -240,7 +239,7 @@ class StateStore:
         self.check_unlocked(talk, stored.tenant)
         self.open[stored.name] = stored
         stored.before, last = await self.run(
-            stored.tenant, lambda entries: conversations.begin_turn(entries, stored.tenant, talk, number), writes=False
+            stored.tenant, lambda entries: begin_turn(entries, stored.tenant, talk, number), writes=False
         )
         return last
 
@@ -356,7 +355,7 @@ def _settle(entries: Entries, stored: StoredResponse) -> None:
             entries.update(entry, response | {"output": []}, response["output"])
     if stored.conversation_id is not None and response["status"] in ANSWERED:
         items = [*stored.inputs, *response["output"]]
-        conversations.end_turn(entries, stored.tenant, stored.conversation_id, stored.name, items)
+        end_turn(entries, stored.tenant, stored.conversation_id, stored.name, items)
 
 
 def _insert(entries: Entries, stored: StoredResponse, response: Mapping[str, Any], output: Sequence[Item] = ()) -> None:
