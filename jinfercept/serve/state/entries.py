@@ -206,24 +206,28 @@ class Entries:
 
     def sweep(self, limits: StateLimits) -> bool:
         """Remove what is deleted, has expired, or is beyond the limits; whether there may be more to remove."""
-        self._shrink(limits)
-        return self._remove()
+        has_more = self._shrink(limits)
+        return self._remove() or has_more
 
-    def _shrink(self, limits: StateLimits) -> None:
-        """Delete the oldest entries of tenants beyond their limit, and of those that hold the most while all hold too much."""
+    def _shrink(self, limits: StateLimits) -> bool:
+        """Delete the oldest entries of the tenant that holds the most while it or all hold too much; whether that was not all.
+
+        A bounded number is deleted at a time.
+        """
         query = select(_E.tenant, func.sum(_E.num_bytes)).group_by(_E.tenant)  # what others continue has bytes, too
         sizes = {tenant: int(size) for tenant, size in self._rows.execute(query)}
         most_of_tenant = limits.most_bytes if limits.most_bytes_of_tenant is None else limits.most_bytes_of_tenant
-        while sizes:
-            tenant = max(sizes, key=sizes.__getitem__)
-            if sizes[tenant] <= most_of_tenant and sum(sizes.values()) <= limits.most_bytes:
-                return
+        for _ in range(_AT_ONCE):
+            tenant = max(sizes, key=sizes.__getitem__, default="")
+            if sizes.get(tenant, 0) <= most_of_tenant and sum(sizes.values()) <= limits.most_bytes:
+                return False
             aged = select(_E.id, _E.num_bytes).where(_E.tenant == tenant, _E.expires > 0).order_by(_E.changed, _E.id)
             if (oldest := self._rows.execute(aged.limit(1)).one_or_none()) is None:
                 del sizes[tenant]  # all of it is deleted, and others continue it
                 continue
             self._rows.execute(update(ENTRIES).where(_E.id == oldest.id).values(expires=0.0))
             sizes[tenant] -= oldest.num_bytes
+        return True
 
     def _remove(self) -> bool:
         unneeded = select(_E.id, _E.previous).where(~self._is_visible, ~_is_continued())
