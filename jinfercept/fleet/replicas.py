@@ -23,13 +23,9 @@ type Reports = Mapping[str, Mapping[str, Any]]
 
 
 class Totals(NamedTuple):
-    """Counts since the front began.
+    """Counts since the front began: requests by replica and reason, tokens of prompts and those that the replicas held.
 
-    Attributes:
-        routed: requests by replica and reason.
-        prompt_tokens, found_tokens: of all answered requests, and those that the replicas held.
-        lost: requests whose replica ended.
-        retried: of these, the ones that another replica was given.
+    `retried` are the lost requests that another replica was given.
     """
 
     routed: Counter[tuple[str, str]]

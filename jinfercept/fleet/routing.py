@@ -44,12 +44,7 @@ class NoReplicaError(RuntimeError):
 
 
 class Route(NamedTuple):
-    """A decision.
-
-    Attributes:
-        found_tokens: of the prompt, which the replica should hold.
-        price_s: predicted seconds until the first token.
-    """
+    """A decision: the tokens of the prompt that the replica should hold, and the predicted seconds until the first token."""
 
     replica: str
     reason: Reason
@@ -131,7 +126,6 @@ class _KnownPrefix:
     """A beginning of prompts.
 
     Attributes:
-        tokens: of the context that its key stands for.
         holders: replicas that hold the context; some may be gone.
         shared: whether prompts that differ behind it have been seen.
         next_key: the key of the next message, in the first prompt that went on; None until one has.
