@@ -15,7 +15,7 @@ from jinfercept.chat.function_tools import ChatTool
 from jinfercept.chat.futures import Futures, UnreadFutures, unread_calls
 from jinfercept.chat.messages import Message, call_message
 from jinfercept.chat.parsers.reasoning import Beginning, PlainParser, ReasoningFormat, ReasoningParser, TrailingCalls
-from jinfercept.chat.parsers.source import CallParser
+from jinfercept.chat.parsers.source import CallParser, Marks
 from jinfercept.chat.parsers.tool_call_format import ToolCallFormat
 from jinfercept.chat.text_stream import TextStream
 from jinfercept.chat.tokenizer.tokenizer import Tokenizer
@@ -53,7 +53,7 @@ class ChatTurns:
             parser = partial(form.parser, first_only=not self.parallel)
             answer = parser(used=used_ids, only_calls=only_calls)
             # a copy for each: calls that are only thought of use no ids
-            calls = partial(TrailingCalls, form.tags, lambda: parser(used={*used_ids}), form.tools)
+            calls = TrailingCalls(Marks(form.tags), lambda: parser(used={*used_ids}), form.tools)
         return answer if self.reasoning is None else ReasoningParser(self.reasoning, beginning, answer, calls)
 
     def for_the_caller(self, calls: Iterable[Call]) -> bool:

@@ -15,64 +15,37 @@ from typing import Literal, final
 from jinfercept.chat.parsers.source import CallParser, Marks, Steps
 from jinfercept.events import Arguments, CallEnded, CallStarted, Content, Piece, Reasoning
 
+_MOST_TAGS = 32
+"""Tags at the end of reasoning that are tried as the beginning of its calls."""
+
 
 @final
+@dataclass(frozen=True, slots=True)
 class TrailingCalls:
-    """Finds calls at the end of reasoning, while it arrives. The result does not depend on how the text is divided."""
+    """Finds the calls with which reasoning ends."""
 
-    def __init__(self, tags: tuple[str, ...], parser: Callable[[], CallParser], names: Collection[str] | None) -> None:
-        # a call begins with a tag of its format; `names` are the offered tools, None if unknown
-        self._marks, self._make, self._names = Marks(tags), parser, names
-        self.start = 0  # characters so far that belong to no call at the end
-        self._tail = ""  # from `start` on
-        self._parser: CallParser | None = None  # of the tail, if it begins with a tag
-        self._num_read = 0  # characters of the tail that it has read
-        self._pieces: list[CallStarted | Arguments | CallEnded] = []
+    tags: Marks  # of the format; calls begin with one
+    parser: Callable[[], CallParser]
+    names: Collection[str] | None  # the offered tools; None: unknown
 
-    def feed(self, text: str) -> None:
-        """Add the next text of the reasoning."""
-        self._tail += text
-        while True:
-            if self._parser is None:
-                at, end = self._marks.find(self._tail, 0)
-                self._move(at)
-                if end < 0:
-                    return
-                self._parser = self._make()
-            for char in self._tail[self._num_read :]:
-                self._num_read += 1
-                if not self._are_calls(self._parser.feed(char)):
-                    self._move(self._last_tag(self._tail[: self._num_read]))
-                    break
-            else:
-                return
+    def find(self, text: str) -> tuple[int, list[Piece]]:
+        """Return where the calls at the end of a text begin, and their pieces, with spans that count from there."""
+        starts, (start, end) = list[int](), self.tags.find(text, 0)
+        while end >= 0:
+            starts.append(start)
+            start, end = self.tags.find(text, end)
+        for start in starts[-_MOST_TAGS:]:
+            parser = self.parser()
+            pieces = parser.feed(text[start:]) + parser.finish()
+            if self._are_calls(pieces):
+                return start, [piece for piece in pieces if not isinstance(piece, Content)]
+        return len(text), []
 
-    def finish(self) -> list[CallStarted | Arguments | CallEnded]:
-        """Return the calls at the end of the text, with spans that count from `start`."""
-        if self._parser is None or not self._are_calls(self._parser.finish()):
-            return []
-        kinds = [type(piece) for piece in self._pieces]
-        return self._pieces if kinds.count(CallStarted) == kinds.count(CallEnded) > 0 else []
-
-    def _are_calls(self, pieces: list[Piece]) -> bool:
-        self._pieces += [piece for piece in pieces if isinstance(piece, CallStarted | Arguments | CallEnded)]
-        return not any(
-            piece.text.strip()
-            if isinstance(piece, Content)
-            else isinstance(piece, CallStarted) and self._names is not None and piece.name not in self._names
-            for piece in pieces
-        )
-
-    def _last_tag(self, text: str) -> int:
-        last, end = self._marks.find(text, 1)
-        while end >= 0 and (span := self._marks.find(text, end))[1] >= 0:
-            last, end = span
-        return last
-
-    def _move(self, by: int) -> None:
-        self.start += by
-        self._tail = self._tail[by:]
-        self._parser, self._num_read, self._pieces = None, 0, []
+    def _are_calls(self, pieces: Sequence[Piece]) -> bool:
+        names = [piece.name for piece in pieces if isinstance(piece, CallStarted)]
+        is_plain = not any(isinstance(piece, Content) and piece.text.strip() for piece in pieces)
+        are_offered = self.names is None or {*names} <= {*self.names}
+        return is_plain and are_offered and sum(isinstance(piece, CallEnded) for piece in pieces) == len(names) > 0
 
 
 Beginning = Literal["thinking", "undecided", "answering"]
@@ -146,7 +119,7 @@ class ReasoningParser:
         beginning: Beginning,
         answer: CallParser,  # reads the text after the reasoning
         # finds calls at the end of reasoning that is never closed; None: such calls are not read
-        calls: Callable[[], TrailingCalls] | None = None,
+        calls: TrailingCalls | None = None,
     ) -> None:
         self._opening, self._closing, self._answer, self._calls = format.opening, format.closing, answer, calls
         self._openings, self._closings = Marks((format.opening,)), Marks((format.closing,))
@@ -198,32 +171,30 @@ class ReasoningParser:
 
     def _think(self) -> Steps[bool]:
         # shows reasoning up to where a closing mark, or calls at its end, may have begun
-        calls = self._calls and self._calls()
-        num_read = num_searched = (
-            0  # characters that were read; of those that follow, those that were searched for calls
-        )
-        has_text = False
-        while (at := self._text.find(self._closing)) < 0:
+        calls, has_text, num_searched = self._calls, False, 0
+        while (at := self._text.find(self._closing, num_searched)) < 0:
             text = self._text
-            first_call = len(text)
-            if calls is not None:
-                calls.feed(text[num_searched:])
-                first_call = calls.start - num_read
             if self._ended:
-                ends = calls.finish() if calls is not None and not self._cut else []
-                end = self._closings.certain(text) if self._cut else first_call if ends else len(text)
+                end, ends = calls.find(text) if calls is not None and not self._cut else (len(text), [])
+                end = self._closings.certain(text) if self._cut else end
                 self._show(text[:end], has_text)
                 self._num_chars, self._text = self._num_chars + end + self._num_fed, ""
-                self._pieces += self._shifted([replace(call, index=call.index + self._num_calls) for call in ends])
+                shown = [
+                    replace(piece, index=piece.index + self._num_calls)
+                    for piece in ends
+                    if isinstance(piece, CallStarted | Arguments | CallEnded)
+                ]
+                self._pieces += self._shifted(shown)
                 return False
-            certain = min(first_call, self._closings.certain(text))
+            certain = self._closings.certain(text)
+            if calls is not None:
+                certain = min(certain, calls.tags.find(text, 0)[0])
             if not has_text:
                 certain = min(certain, self._openings.certain(text))
             length = self._show(text[:certain], has_text)
             has_text = has_text or length > 0
-            num_read += length
-            num_searched = len(text) - length
             self._skip(length)
+            num_searched = max(0, len(self._text) - len(self._closing))
             yield
         self._show(self._text[:at], has_text)
         self._skip(at + len(self._closing))

@@ -1,7 +1,6 @@
 """Reasoning is separated from the answer however the text is divided, and no part of a mark is shown."""
 
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -17,7 +16,7 @@ from jinfercept.chat.parsers.reasoning import (
     TrailingCalls,
     detect_reasoning_format,
 )
-from jinfercept.chat.parsers.source import ToolSchemas
+from jinfercept.chat.parsers.source import Marks, ToolSchemas
 from jinfercept.events import CallEnded, Content, Piece, Reasoning
 from tests.support.call_corpus import joined, parsed
 
@@ -153,7 +152,7 @@ def test_calls_with_which_reasoning_ends_that_never_closed_are_calls(
     form = replace(FORMATS[format], tools={"f": {"properties": {"a": {"type": "integer"}}}})
 
     def read(parts: list[str] | str, cut: bool = False) -> list[Piece]:
-        calls = partial(TrailingCalls, form.tags, lambda: form.parser(lambda: "made up"), form.tools)
+        calls = TrailingCalls(Marks(form.tags), lambda: form.parser(lambda: "made up"), form.tools)
         parser = ReasoningParser(REASONING_FORMATS["qwen3"], "thinking", form.parser(), calls)
         return [piece for part in parts for piece in parser.feed(part)] + parser.finish(cut)
 
