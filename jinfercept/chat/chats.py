@@ -101,7 +101,6 @@ class ChatPlan:
             options.get("chat_template"),
             options.get("chat_template_kwargs") or {},
             ends,
-            options.get("special_tokens_in_text", False),
             declarations if self.is_written else [],
         )
         reasoning = reasoning_format(options.get("reasoning_parser", "auto"), template.source)

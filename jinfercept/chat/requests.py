@@ -9,7 +9,7 @@ from jinfercept.calls import Tool
 from jinfercept.chat.call_markup import AsyncCalls, ContextMarkup
 from jinfercept.chat.detector import StopStringDetector
 from jinfercept.chat.function_tools import ChatTool, chat_tools
-from jinfercept.chat.grammar.forbidden_text import ForbiddenText, WithoutText
+from jinfercept.chat.grammar.constraint import ForbiddenText, WithoutText
 from jinfercept.chat.grammar.grammar import Grammars
 from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.errors import PromptLengthError, RequestError, shown
@@ -215,15 +215,15 @@ class MarkedTools(NamedTuple):
         marked = {tool.name: tool.tool for tool in declared if tool.tool is not None}
         parameters = {tool.name: [*tool.parameters.get("properties", ())] for tool in declared}
         markup = ContextMarkup(options, marked, parameters, tokenizer)
-        written = markup.interrupt_token_id is None
-        forbidden = grammars.forbidden(options.delimiters.interrupt) if written else None
-        if forbidden is not None:
+        forbidden = None
+        if markup.interrupt_token_id is None:
+            forbidden = grammars.forbidden(options.delimiters.interrupt)
             forbidden.mask(0)  # looks through the vocabulary, here and not in a step of the engine
         return cls(marked, markup, forbidden)
 
     def added_to(self, request: Request) -> Request:
         """Add the markup to a request, and forbid its model to write an interrupt."""
-        if self.forbidden is not None:
+        if self.forbidden is not None:  # each step waits for the tokens of the one before
             return replace(request, markup=self.markup, grammar=WithoutText(self.forbidden, request.grammar))
         params, token_id = request.params, self.markup.interrupt_token_id
         bad = (*(params.bad_words_token_ids or ()), (token_id,))

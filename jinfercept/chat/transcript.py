@@ -81,7 +81,6 @@ class ChatTranscript:
             params.min_tokens,
             markup=turns.markup,
             turn_ends=self._ends,
-            in_call=(lambda before, text: self._parsed.in_call(before, text)) if self.finds_calls else None,
         )
         self._used_ids = set(turns.used_ids)
         self._parsed = ParsedTurn(turns.parser(turns.beginnings[0], self._used_ids, turns.must_call))

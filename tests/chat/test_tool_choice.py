@@ -166,36 +166,6 @@ def test_without_parallel_calls_the_first_of_a_turn_is_taken(make_scripted: Make
     assert "tool_call" not in "".join(shown)
 
 
-@WRITTEN
-def test_stop_strings_cut_no_call_that_has_to_be_made(
-    make_scripted: Make, template: str, options: dict[str, Any]
-) -> None:
-    params = SamplingParams(temperature=1.0, seed=3, max_tokens=300, stop=["\n", "item", '"', "{", "[", "!"])
-    options = {**options, "tool_choice": "required", "parallel_tool_calls": False}
-    [completion] = answers(make_scripted(template), params, **options)
-    assert called(completion)
-    assert (completion.finish_reason, completion.stop_reason) == ("stop", "!")
-
-
-def test_stop_strings_cut_what_is_shown_and_no_call(make_scripted: Make) -> None:
-    scripted, tools = make_scripted(QWEN3), {"tools": [DECLARED], "reasoning_parser": "auto"}
-    answers(scripted, GREEDY, written=f"<think>Hm{{m}}.</think>Let me see.\n{CALL}\n{CALL}{END}", **tools)
-
-    def stopped(*stop: str) -> CompletionOutput:
-        params = SamplingParams(temperature=0.0, max_tokens=300, stop=stop)
-        [output] = scripted.llm.chat(QUESTION, params, **tools)
-        return output.outputs[0]
-
-    for stop in ("ee.\n", "{m", "\n"):
-        completion = stopped(stop)
-        assert completion.stop_reason == stop
-        assert completion.text.endswith({"ee.\n": "Let me s", "{m": "Hm", "\n": "see."}[stop])
-        assert "tool_calls" not in completion.messages[0]
-    completion = stopped("}\n", ">\n{", "lamp", '{"name', "call>\n<")
-    assert [call["function"]["name"] for call in completion.messages[0]["tool_calls"]] == ["price"] * 2
-    assert (completion.messages[0]["content"], completion.finish_reason) == ("Let me see.", "tool_calls")
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

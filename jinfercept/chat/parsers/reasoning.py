@@ -1,9 +1,8 @@
 """Separates a model's reasoning from its answer. The formats have the names of vLLM's `--reasoning-parser`.
 
-A turn that begins with reasoning may have more of it after its texts and calls. In other turns an opening mark opens reasoning
-only directly after a call. Marks are text in quotes, in code, and where the prompt has closed the reasoning. Closing marks at
-the beginning of an answer are dropped, since some models write or repeat them. A call within reasoning is no call, unless the
-turn ends with it before the reasoning is closed (`TrailingCalls`).
+Reasoning stands at the beginning of a turn; later marks are text. Closing marks at the beginning of an answer are dropped,
+since some models write or repeat them. A call within reasoning is no call, unless the turn ends with it before the reasoning
+is closed (`TrailingCalls`).
 """
 
 import re
@@ -13,7 +12,7 @@ from types import MappingProxyType
 from typing import Literal, final
 
 from jinfercept.chat.parsers.source import CallParser, Marks, Steps
-from jinfercept.events import Arguments, CallEnded, CallStarted, Content, Piece, Reasoning
+from jinfercept.events import CallEnded, CallStarted, Content, Piece, Reasoning
 
 _MOST_TAGS = 32
 """Tags at the end of reasoning that are tried as the beginning of its calls."""
@@ -108,10 +107,7 @@ def detect_reasoning_format(chat_template: str) -> str | None:
 
 @final
 class ReasoningParser:
-    """A parser of turns that may have reasoning.
-
-    White space beside reasoning is dropped, and a blank line separates the texts around it.
-    """
+    """A parser of turns that may begin with reasoning. White space beside reasoning is dropped."""
 
     def __init__(
         self,
@@ -124,13 +120,9 @@ class ReasoningParser:
         self._opening, self._closing, self._answer, self._calls = format.opening, format.closing, answer, calls
         self._openings, self._closings = Marks((format.opening,)), Marks((format.closing,))
         self._no_text = re.compile(rf"\s*(?:{re.escape(self._opening)}\s*)*")  # some models repeat the mark
-        self._is_closed = beginning == "answering"
         self._text, self._ended, self._cut = "", False, False  # what comes next
-        self._thinking = self._has_thought = False  # at the moment, and whether any reasoning had text
-        self._trims = False  # a closing mark came
-        self._is_behind_call, self._num_ticks, self._last_char = False, 0, ""  # of the answer
-        self._gaps = ["", ""]  # before the next reasoning, and before the next text of the answer
-        self._num_chars = self._num_fed = self._num_calls = 0  # not fed to the answer's parser; fed to it; its calls
+        self._thinking = False
+        self._num_chars = 0  # not fed to the answer's parser
         self._pieces: list[Piece] = []
         self._steps = self._read(beginning)
         next(self._steps)
@@ -142,9 +134,6 @@ class ReasoningParser:
     def finish(self, cut: bool = False) -> list[Piece]:
         self._ended, self._cut = True, cut
         return self._advance() + self._shifted(self._answer.finish(cut))
-
-    def in_call(self, text: str) -> bool:
-        return not self._thinking and self._answer.in_call(text)
 
     def _advance(self) -> list[Piece]:
         next(self._steps, None)
@@ -164,10 +153,32 @@ class ReasoningParser:
             else:
                 at = "answering"
         self._thinking = at == "thinking"
-        while not self._thinking or (yield from self._think()):
-            if not (yield from self._read_answer()):
+        if self._thinking and not (yield from self._think()):
+            return
+        yield from self._begin_answer(trims=self._thinking)
+        while True:
+            text, self._text = self._text, ""
+            self._pieces += self._shifted(self._answer.feed(text))
+            if self._ended:
                 return
-            self._thinking = True
+            yield
+
+    def _begin_answer(self, trims: bool) -> Steps[None]:
+        # closing marks, which models write or repeat there, and white space beside them are dropped
+        self._thinking = False
+        while True:
+            text = self._text.lstrip()
+            num_blanks = len(self._text) - len(text)
+            if text.startswith(self._closing):
+                self._skip(num_blanks + len(self._closing))
+                trims = True
+                continue
+            self._skip(num_blanks if trims else 0)
+            if self._ended or not self._closing.startswith(text):
+                break
+            yield
+        if self._ended and self._cut and text and self._closing.startswith(text):
+            self._skip(len(self._text))  # half a mark is no text
 
     def _think(self) -> Steps[bool]:
         # shows reasoning up to where a closing mark, or calls at its end, may have begun
@@ -178,13 +189,9 @@ class ReasoningParser:
                 end, ends = calls.find(text) if calls is not None and not self._cut else (len(text), [])
                 end = self._closings.certain(text) if self._cut else end
                 self._show(text[:end], has_text)
-                self._num_chars, self._text = self._num_chars + end + self._num_fed, ""
-                shown = [
-                    replace(piece, index=piece.index + self._num_calls)
-                    for piece in ends
-                    if isinstance(piece, CallStarted | Arguments | CallEnded)
-                ]
-                self._pieces += self._shifted(shown)
+                self._skip(end)
+                self._text = ""
+                self._pieces += self._shifted(ends)
                 return False
             certain = self._closings.certain(text)
             if calls is not None:
@@ -198,65 +205,14 @@ class ReasoningParser:
             yield
         self._show(self._text[:at], has_text)
         self._skip(at + len(self._closing))
-        self._thinking, self._trims = False, True
         return True
-
-    def _read_answer(self) -> Steps[bool]:
-        while not self._ended:
-            text = self._text.lstrip()
-            num_blanks = len(self._text) - len(text)
-            if text.startswith(self._closing):
-                self._skip(num_blanks + len(self._closing))
-                self._trims = True
-                continue
-            self._skip(num_blanks if self._trims else 0)
-            if not self._closing.startswith(text):
-                break
-            yield
-        opening = self._opening
-        while not self._ended:
-            is_plain = self._is_closed or opening[0] not in self._text
-            at = len(self._text) if is_plain else self._text.find(opening)
-            self._feed_answer(self._openings.certain(self._text) if at < 0 else at)
-            if not self._text.startswith(opening):
-                yield
-            elif self._opens():
-                self._gaps = ["\n\n" if self._has_thought else "", "\n\n" if self._last_char.strip() else ""]
-                self._skip(len(opening))
-                return True
-            else:
-                self._feed_answer(len(opening))
-        self._feed_answer(0 if self._cut and self._text.strip() else len(self._text))  # half a mark is no text
-        return False
-
-    def _opens(self) -> bool:
-        is_quoted = self._num_ticks % 2 == 1 or self._last_char in ("'", '"')
-        may_open = (self._trims or self._is_behind_call) and not is_quoted
-        return may_open and not self._answer.in_call(self._opening)
-
-    def _feed_answer(self, length: int) -> None:
-        if not length:
-            return
-        text, self._text = self._text[:length], self._text[length:]
-        self._last_char = text[-1]
-        gap, self._gaps[1] = self._gaps[1], ""
-        self._num_chars, self._num_fed = self._num_chars - len(gap), self._num_fed + len(gap) + length
-        pieces = self._answer.feed(gap + text)
-        for piece in pieces:
-            self._num_calls += isinstance(piece, CallStarted)
-            self._num_ticks += piece.text.count("`") if isinstance(piece, Content) else 0
-            if not isinstance(piece, Content) or piece.text.strip():
-                self._is_behind_call = isinstance(piece, CallEnded)
-        self._pieces += self._shifted(pieces)
 
     def _show(self, text: str, has_text: bool) -> int:
         text = text.rstrip()
         begins = 0 if has_text else self._no_text.match(text).end()  # pyright: ignore[reportOptionalMemberAccess]
         if begins == len(text):
             return 0
-        gap, self._gaps[0] = self._gaps[0], ""
-        self._has_thought = True
-        self._pieces.append(Reasoning(gap + text[begins:]))
+        self._pieces.append(Reasoning(text[begins:]))
         return len(text)
 
     def _skip(self, length: int) -> None:
@@ -282,6 +238,3 @@ class PlainParser:
 
     def finish(self, cut: bool = False) -> list[Piece]:
         return []
-
-    def in_call(self, text: str) -> bool:
-        return False

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from jinfercept.calls import Call, Result, Tool
-from jinfercept.chat.detector import FormatDetector
+from jinfercept.chat.detector import ParsedTurn
 from jinfercept.chat.parsers.formats import FORMATS
 from jinfercept.outputs import CompletionOutput
 from jinfercept.request import Request
@@ -26,9 +26,32 @@ TURN = [
 PROMPT = (1, 2)
 
 
+class TurnDetector:
+    """Finds the calls of a turn together, at the token that ends it."""
+
+    def __init__(self, format: str, eos: int) -> None:
+        self.format, self.eos = FORMATS[format], eos
+
+    def watch(self) -> "TurnWatch":
+        return TurnWatch(self)
+
+
+class TurnWatch:
+    def __init__(self, detector: TurnDetector) -> None:
+        self.detector, self.turn = detector, ParsedTurn(detector.format.parser())
+
+    def feed(self, index: int, token_id: int, text: str) -> tuple[Call, ...]:
+        if token_id != self.detector.eos:
+            self.turn.feed(index, len(text), text)
+            return ()
+        self.turn.finish()
+        calls, self.turn = self.turn.spanning_tokens(), ParsedTurn(self.detector.format.parser())
+        return calls
+
+
 def calls_of(tokens: list[tuple[int, str]], format: str = "hermes") -> list[tuple[Call, ...]]:
     """What a watch says to each of these tokens and texts."""
-    watch = FormatDetector(FORMATS[format], [EOS]).watch()
+    watch = TurnDetector(format, EOS).watch()
     return [watch.feed(index, token, text) for index, (token, text) in enumerate(tokens)]
 
 
@@ -109,7 +132,7 @@ def serve(depth: int, texts: list[str], **params: Any) -> CompletionOutput:
     )
     tools = {name: Tool(str, name=name) for name in "fg"}
     params = {"temperature": 0, "max_tokens": 12} | params
-    single = Request("a", PROMPT, SamplingParams(**params), tools, FormatDetector(FORMATS["hermes"], (eos,)))
+    single = Request("a", PROMPT, SamplingParams(**params), tools, TurnDetector("hermes", eos))
     return run_all(engine, [single])["a"].outputs[0]
 
 
