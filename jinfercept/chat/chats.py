@@ -118,7 +118,6 @@ class ChatPlan:
             markup=frozenset(_tokens_of(marks, tokenizer)),
             tools=offered,
             max_rounds=options.get("max_rounds", MAX_ROUNDS),
-            must_call=bool(choice.must_call),
             parallel=choice.parallel,
             futures=futures,
         )

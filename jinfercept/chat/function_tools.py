@@ -5,6 +5,7 @@ Declarations are OpenAI's. The caller runs the tools that are declared without a
 
 import inspect
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -49,14 +50,18 @@ ChatToolLike = Callable[..., object] | Tool | Mapping[str, Any] | ChatTool
 
 def chat_tools(tools: Iterable[ChatToolLike] | None) -> list[ChatTool]:
     """Convert tools for a chat. Raises `RequestError` for invalid tools, and for two tools with the same name."""
+    return listed_tools(tools, _chat_tool)
+
+
+def listed_tools[T: Tool | ChatTool](tools: Any, read: Callable[[object], T]) -> list[T]:
+    """List tools. Raises `RequestError` unless they are a list of tools that `read` takes, with different names."""
     if tools is None:
         return []
     if isinstance(tools, str | Mapping | Tool) or not isinstance(tools, Iterable):
         raise RequestError("tools is a list", got=shown(tools), fix="tools=[function]")
-    listed = [_chat_tool(tool) for tool in tools]
-    names = [tool.name for tool in listed]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
+    listed = [read(tool) for tool in tools]
+    names = Counter(tool.name for tool in listed)
+    if twice := sorted(name for name, number in names.items() if number > 1):
         raise RequestError("two tools have one name", got=", ".join(twice), fix="give one of them another name")
     return listed
 

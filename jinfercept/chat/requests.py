@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol, Self
 from jinfercept.calls import Tool
 from jinfercept.chat.call_markup import AsyncCalls, ContextMarkup
 from jinfercept.chat.detector import StopStringDetector
-from jinfercept.chat.function_tools import ChatTool, chat_tools
+from jinfercept.chat.function_tools import ChatTool, chat_tools, listed_tools
 from jinfercept.chat.grammar.constraint import ForbiddenText, WithoutText
 from jinfercept.chat.grammar.grammar import Grammars
 from jinfercept.chat.tokenizer.tokenizer import Tokenizer
@@ -161,18 +161,13 @@ def _whole_numbers(token_ids: Any) -> Sequence[int]:
 
 
 def checked_tools(tools: Any) -> list[Tool | ChatTool]:
-    if tools is None:
-        return []
-    if isinstance(tools, Tool) or not isinstance(tools, Iterable):
-        raise RequestError("tools is a list", got=shown(tools), fix="tools=[Tool(…)]")
-    listed: list[Tool | ChatTool] = []
-    for tool in tools:
-        if not isinstance(tool, Tool | ChatTool):
-            raise RequestError("a tool must be a Tool", got=shown(tool), fix="Tool(function, start=…, stop=…)")
-        if tool.name in {other.name for other in listed}:
-            raise RequestError("two tools have one name", got=tool.name, fix="give one of them another name")
-        listed.append(tool)
-    return listed
+    return listed_tools(tools, _checked_tool)
+
+
+def _checked_tool(tool: object) -> Tool | ChatTool:
+    if not isinstance(tool, Tool | ChatTool):
+        raise RequestError("a tool must be a Tool", got=shown(tool), fix="Tool(function, start=…, stop=…)")
+    return tool
 
 
 def one_each(value: Any, kind: type | None, number: int, name: str) -> list[Any]:

@@ -41,17 +41,16 @@ class ChatTurns:
     markup: frozenset[int]
     tools: Sequence[ChatTool]
     max_rounds: int  # limit of turns whose calls are run
-    must_call: bool = False  # the first turn has to call
     parallel: bool = True  # otherwise all calls of a turn but the first are dropped
     futures: Futures | None = None  # None: no tool has asynchronous calls
     used_ids: frozenset[str] = frozenset()  # ids of the conversation's calls so far
 
-    def parser(self, beginning: Beginning, used_ids: set[str], only_calls: bool = False) -> CallParser:
+    def parser(self, beginning: Beginning, used_ids: set[str]) -> CallParser:
         """Make a parser for one turn. The ids of its calls are added to `used_ids`, which has those of earlier calls."""
         answer, calls, form = PlainParser(), None, self.form
         if form is not None:
             parser = partial(form.parser, first_only=not self.parallel)
-            answer = parser(used=used_ids, only_calls=only_calls)
+            answer = parser(used=used_ids)
             # a copy for each: calls that are only thought of use no ids
             calls = TrailingCalls(Marks(form.tags), lambda: parser(used={*used_ids}), form.tools)
         return answer if self.reasoning is None else ReasoningParser(self.reasoning, beginning, answer, calls)
@@ -83,7 +82,7 @@ class ChatTranscript:
             turn_ends=self._ends,
         )
         self._used_ids = set(turns.used_ids)
-        self._parsed = ParsedTurn(turns.parser(turns.beginnings[0], self._used_ids, turns.must_call))
+        self._parsed = ParsedTurn(turns.parser(turns.beginnings[0], self._used_ids))
         self._message = _TurnMessage()
         self._messages: list[Message] = []
         self._pieces: list[tuple[Piece, ...]] = []  # of the turns before

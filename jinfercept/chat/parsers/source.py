@@ -71,12 +71,11 @@ class Source:
         tools: ToolSchemas | None,
         used: set[str] | None,
         *,
-        only_calls: bool,
         first_only: bool,
     ) -> None:
         # ids that do not match `ids`, or that an earlier call has (`used`), are replaced; `tools` is None if they are unknown
         self._marks, self._new_id, self._ids, self.tools = marks, new_id, re.compile(ids), tools
-        self._only_calls, self._first_only = only_calls, first_only  # calls after the first are read and dropped
+        self._first_only = first_only  # calls after the first are read and dropped
         self._used: set[str] = set() if used is None else used
         self._space, self._after_call, self._has_content = "", False, False
         self._num_calls = 0

@@ -169,13 +169,12 @@ class ToolCallFormat:
         new_id: Callable[[], str] | None = None,
         *,
         used: set[str] | None = None,  # ids of earlier calls; the turn's are added
-        only_calls: bool = False,
         first_only: bool = False,  # calls after the first are read and dropped
     ) -> CallParser:
         """Make a parser for one turn."""
         marks = Marks(self.tags + self.turn_ends, self.openings if self.tools else ())
         arguments = (self.read, marks, new_id or self.new_id, self.ids, self.tools, used)
-        return Source(*arguments, only_calls=only_calls, first_only=first_only)
+        return Source(*arguments, first_only=first_only)
 
     def calls_grammar(self, token_of: TokenOf, template: str, parallel: bool) -> str:
         """Write the grammar, in llguidance's variant of Lark, of a turn that calls some of `tools`, at least one.
