@@ -22,8 +22,7 @@ from jinfercept.chat.grammar.grammar import (
 )
 from jinfercept.errors import RequestError
 from jinfercept.structured_outputs import StructuredOutputsParams
-from tests.support.grammars import END, ids
-from tests.support.sample_tokenizers import VOCAB, byte_level
+from tests.support.sample_tokenizers import END, VOCAB, byte_level, ids
 
 DEEP = """
 from tests.support.sample_tokenizers import VOCAB, byte_level
