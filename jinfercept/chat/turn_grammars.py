@@ -4,7 +4,7 @@ Only the first turn has to call; later turns are free. A grammar begins after th
 the tokens that end a text, which are forbidden so that an answer follows unless the output is cut off.
 """
 
-from collections import deque
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -139,8 +139,13 @@ def _tokens(tokenizer: Tokenizer) -> Callable[[str], int | None]:
 
 def _unenforceable(what: str, error: Exception) -> RequestError:
     fix = 'simplify the schema of its parameters, or leave the call to the model (tool_choice="auto")'
-    problem = error.got if isinstance(error, RequestError) else f"{type(error).__name__}: {error}"
-    return RequestError(f"tool_choice cannot enforce {what}", got=str(problem)[:300], fix=fix)
+    if not isinstance(error, RequestError):
+        problem = f"{type(error).__name__}: {error}"
+    elif isinstance(error.__cause__, ValueError):  # the message of llguidance, without the position
+        problem = re.split(r" \d+ \| ", re.sub(r"^at \d+\(\d+\): ", "", str(error.__cause__)))[0]
+    else:
+        problem, fix = f"{error.what}: {error.got}", error.fix
+    return RequestError(f"tool_choice cannot enforce {what}", got=problem[:300], fix=fix)
 
 
 @final
@@ -173,7 +178,7 @@ class PerTurnGrammar:
 
 
 class _ReasoningConstraint:
-    """An undecided turn may begin with reasoning, or with its answer: the first token decides."""
+    """An undecided turn may begin with reasoning or with its answer."""
 
     def __init__(
         self,
@@ -183,13 +188,18 @@ class _ReasoningConstraint:
         tokenizer: Tokenizer,
         ends: frozenset[int],
     ) -> None:
-        answer = grammar.constrain(ends)
-        assert answer is not None, "no constraint behind the reasoning"
-        self._answer, self._tokenizer, self._ends = answer, tokenizer, ends
-        self._opening, self._closing = deque(tokenizer.encode(format.opening)), format.closing
-        self._at: Beginning | Literal["opening"] = beginning
+        self._grammar, self._at, self._tokenizer, self._ends = grammar, beginning, tokenizer, ends
+        self._opening, self._closing = tokenizer.encode(format.opening), format.closing
+        self._answer = self._begin()
+        self._may_answer = True  # undecided: the text so far may begin an answer too
+        self._num_opened = 0  # tokens of the opening mark
         self._detokenizer, self._text = IncrementalDetokenizer(tokenizer, skip_special_tokens=False), ""
         self.ended = False
+
+    def _begin(self) -> Constraint:
+        answer = self._grammar.constrain(self._ends)
+        assert answer is not None, "no constraint behind the reasoning"
+        return answer
 
     def allowed(self) -> UInt32[np.ndarray, "words"]:
         words = self._answer.allowed()
@@ -198,23 +208,27 @@ class _ReasoningConstraint:
             return words
         if self._at == "thinking":
             return ~words_of(self._ends, 32 * len(words))
-        opening = words_of([self._opening[0]], 32 * len(words))
-        return opening if self._at == "opening" else words | opening
+        opening = words_of(self._opening[self._num_opened : self._num_opened + 1], 32 * len(words))
+        return words | opening if self._may_answer else opening
 
     def accept(self, token_id: int) -> None:
         if self._at == "thinking":
             self._think(token_id)
-        elif self._at == "answering" or token_id != self._opening[0] or self._begins_answer(token_id):
+        elif self._at == "undecided" and token_id == self._opening[self._num_opened]:
+            self._open(token_id)
+        else:
             self._at = "answering"
             self._accept(token_id)
-        else:
-            self._opening.popleft()
-            self._at = "opening" if self._opening else "thinking"
 
-    def _begins_answer(self, token_id: int) -> bool:
-        # an answer may begin like an opening mark of several tokens
-        may_be = self._at == "undecided" and len(self._opening) > 1
-        return may_be and bool(self._answer.allowed()[token_id // 32] >> token_id % 32 & 1)
+    def _open(self, token_id: int) -> None:
+        self._num_opened += 1
+        if self._num_opened == len(self._opening):
+            self._at, self._answer = "thinking", self._begin()
+        # an answer may begin like the opening mark
+        elif self._may_answer and self._answer.allowed()[token_id // 32] >> token_id % 32 & 1:
+            self._answer.accept(token_id)
+        else:
+            self._may_answer = False
 
     def _think(self, token_id: int) -> None:
         self._text += self._detokenizer.add(token_id)
