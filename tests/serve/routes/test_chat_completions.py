@@ -144,22 +144,6 @@ def test_what_the_model_thinks_is_told_apart_from_what_it_says(served: Running, 
     assert "".join(delta.content or "" for delta in deltas) == "It costs 23."
 
 
-def test_reasoning_behind_a_text_is_reasoning_in_every_dialect(served: Running, scripted: Scripted) -> None:
-    says(scripted, "<think>A lamp?</think>It costs 23.\n<think>Or\n\n24?</think>\nYes, 23." + END)
-    create: Any = served.client.chat.completions.create
-    body = {"model": MODEL, "messages": QUESTION, "temperature": 0}
-    thought, text = "A lamp?\n\nOr\n\n24?", "It costs 23.\nYes, 23."
-    message = create(**body).choices[0].message
-    assert (message.reasoning, message.content) == (thought, text)
-    parts = ["A lamp?", "It costs 23.", "Or\n\n24?", "Yes, 23."]
-    respond: Any = served.client.responses.create
-    response = respond(model=MODEL, input=QUESTION, temperature=0)
-    assert [item.content[0].text.strip() for item in response.output] == parts
-    fields = {"messages": QUESTION, "max_tokens": 200, "temperature": 0}
-    blocks = served.http.post("/v1/messages", json=fields).json()["content"]
-    assert [block.get("thinking", block.get("text")).strip() for block in blocks] == parts
-
-
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
