@@ -205,17 +205,6 @@ def test_what_no_grammar_holds_is_checked_when_the_call_is_run(make_scripted: Ma
         scripted.llm.make_chats([QUESTION], None, [refused], {"tool_choice": "required"})
 
 
-def test_a_schema_puts_no_line_of_its_own_into_the_log(make_scripted: Make, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "jinfercept.chat.turn_grammars")
-    schema = {"properties": {"a\n12:00 INFO": {"type": "array", "uniqueItems": True}}}
-    make_scripted(QWEN).llm.make_chats(
-        [QUESTION], None, [{"name": "f", "parameters": schema}], {"tool_choice": "required"}
-    )
-    [record] = caplog.records
-    assert "\n" not in record.message
-    assert "a\\n12:00" in record.message
-
-
 def test_a_choice_says_who_may_be_called() -> None:
     tools = chat_tools([price, now, DECLARED])
     assert tool_choice("required", True, tools).must_call == {"price", "now", "buy"}
