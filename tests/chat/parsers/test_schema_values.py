@@ -7,7 +7,7 @@ import pytest
 
 from jinfercept.chat.parsers.schema_values import property_types, value_of
 
-STRING, NULL = {"type": "string"}, {"type": "null"}
+STRING = {"type": "string"}
 
 
 @pytest.mark.parametrize(
