@@ -11,7 +11,7 @@ from jinfercept.errors import ConfigError, ModelError
 from jinfercept.llm import LLM
 from jinfercept.models.assistant import fitted
 from jinfercept.models.load import load, read_config
-from jinfercept.runner.assistant import Assistant
+from jinfercept.runner.draft_layer import Assistant
 from jinfercept.runner.runner import ModelRunner
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.sched.plan import GREEDY, Chunk, DraftPlan, NewPages, StepPlan, WindowEntries

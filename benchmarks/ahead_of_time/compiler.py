@@ -30,7 +30,7 @@ from jinfercept.models.model import Model, abstract_params
 from jinfercept.models.parallel import AXIS
 from jinfercept.models.protocol import Params
 from jinfercept.models.sharding import partition_specs
-from jinfercept.runner.assistant import Assistant
+from jinfercept.runner.draft_layer import Assistant
 from jinfercept.runner.executables import COMPILER_OPTIONS
 from jinfercept.runner.packing import CommonShape
 from jinfercept.runner.page_transfers import GPU_TRANSFERS, add_transfers

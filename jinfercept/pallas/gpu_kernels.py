@@ -11,19 +11,20 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from jinfercept.pallas.gpu_heads import (
+from jinfercept.pallas.layouts.pages import Batch, KVPages
+from jinfercept.pallas.layouts.scoring import PLAIN, Rotation, Scoring
+from jinfercept.pallas.tiles import (
     AMPERE,
+    HOPPER,
+    WARPGROUP_ROWS,
     Heads,
+    Tiles,
     compute_capability,
     is_lowered_for_gpu,
     is_supported,
     tiles_for,
     work_cut,
 )
-from jinfercept.pallas.layouts.pages import Batch, KVPages
-from jinfercept.pallas.layouts.scoring import PLAIN, Scoring
-from jinfercept.pallas.rotation import Rotation
-from jinfercept.pallas.tiles import HOPPER, WARPGROUP_ROWS, Tiles
 from jinfercept.pallas.work_schedule import WorkCut
 
 
@@ -68,7 +69,7 @@ def paged_attention_mosaic(
 
 def mosaic_cut(heads: Heads, *, interpret: bool = False) -> WorkCut:
     """How the kernels of `paged_attention_mosaic` cut a batch."""
-    from jinfercept.pallas.mosaic_kernel import COMPUTING, warpgroup_queries
+    from jinfercept.pallas.mosaic_attention import COMPUTING, warpgroup_queries
 
     return work_cut(heads, _mosaic_tiles(heads, interpret))._replace(
         chunk_queries=COMPUTING * warpgroup_queries(heads.group)
@@ -135,7 +136,7 @@ def available_attention(q: DTypeLike, pages: DTypeLike, heads: Heads, page_size:
 
 
 def _mosaic_tiles(heads: Heads, interpret: bool) -> Tiles:
-    from jinfercept.pallas.mosaic_kernel import ROWS
+    from jinfercept.pallas.mosaic_attention import ROWS
 
     tiles = tiles_for(heads, HOPPER if interpret else compute_capability())
     # chunks of as many rows as Mosaic's, since layers of both share a step's schedules

@@ -20,23 +20,23 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Float, Int
 
-from jinfercept.pallas.gpu_heads import (
+from jinfercept.pallas.layouts.kv_rows import is_quantised
+from jinfercept.pallas.layouts.pages import Batch, KVPages
+from jinfercept.pallas.layouts.scoring import PLAIN, Rotation, Scoring
+from jinfercept.pallas.tiles import (
     AMPERE,
     DTYPES,
     LARGEST_HEAD_DIM,
     Heads,
+    Tile,
+    Tiles,
     compute_capability,
     is_supported,
     tiles_for,
 )
-from jinfercept.pallas.layouts.kv_rows import is_quantised
-from jinfercept.pallas.layouts.pages import Batch, KVPages
-from jinfercept.pallas.layouts.scoring import PLAIN, Scoring
-from jinfercept.pallas.operands import EVERYWHERE, with_ints
-from jinfercept.pallas.rotation import Rotation
-from jinfercept.pallas.tiles import Tile, Tiles
 from jinfercept.pallas.triton_decode import attend_decode_rows, attend_joined_decode_rows
 from jinfercept.pallas.triton_softmax import (
+    EVERYWHERE,
     LOG2_E,
     RowPages,
     as_operand,
@@ -45,6 +45,7 @@ from jinfercept.pallas.triton_softmax import (
     load_rows,
     pieces_of,
     store_rows,
+    with_ints,
 )
 from jinfercept.pallas.work_schedule import Work
 

@@ -1,4 +1,4 @@
-"""The online softmax of a tile of queries, one tile of context after the other: shared by the Triton kernels.
+"""What the Triton kernels share: the online softmax of a tile of queries, one tile of context after the other, and operands.
 
 Runs inside kernels only. Triton's blocks are powers of two, so rows of other widths are padded by zeros: `Dp` numbers for D.
 Rows are handled in pieces. A row in the model's type is one piece. Of a quantised row the numbers at one place of its words are
@@ -6,16 +6,18 @@ a piece, so that four products of a quarter of the columns take the place of one
 """
 
 from functools import partial, reduce
+from math import prod
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Num
 
 from jinfercept.pallas.layouts.kv_rows import BYTES, is_quantised, numbers_of, widened
-from jinfercept.pallas.layouts.pages import SCRATCH_PAGE, KVPages
+from jinfercept.pallas.layouts.pages import SCRATCH_PAGE, Ints, KVPages, VectorPart
 from jinfercept.pallas.layouts.scoring import PLAIN, Scoring
 from jinfercept.pallas.tiles import LEAST_ROWS, power_of_two
 
@@ -174,3 +176,23 @@ def _width(head_dim: int, piece: Piece) -> int:
 def _both(*masks: Array | None) -> Array | None:
     there = [mask for mask in masks if mask is not None]
     return reduce(jnp.logical_and, there) if there else None
+
+
+EVERYWHERE = pl.BlockSpec(memory_space=pl.ANY)
+
+
+def with_ints(arrays: tuple[Array, ...], *ints: Ints) -> tuple[list[Array], list[pl.BlockSpec]]:
+    """A kernel's operands and their places: arrays, then whole numbers, which kernels see in one dimension."""
+    operands, specs = list(arrays), [EVERYWHERE] * len(arrays)
+    for numbers in ints:
+        if isinstance(numbers, VectorPart):
+            operands.append(numbers.vector)
+            specs.append(pl.BlockSpec((pl.Element(prod(numbers.shape)),), partial(_place, numbers.first)))
+        else:
+            operands.append(jnp.reshape(numbers, -1))
+            specs.append(EVERYWHERE)
+    return operands, specs
+
+
+def _place(first: int, *_: Array) -> tuple[int]:
+    return (first,)

@@ -7,8 +7,7 @@ from jinfercept.models.blocks import Attend
 from jinfercept.pallas.gpu_kernels import joined_attention
 from jinfercept.pallas.layouts.interleaved import with_padded_heads
 from jinfercept.pallas.layouts.pages import Batch, KVPages, write_kv
-from jinfercept.pallas.layouts.scoring import PLAIN, Scoring
-from jinfercept.pallas.rotation import Rotation
+from jinfercept.pallas.layouts.scoring import PLAIN, Rotation, Scoring
 from jinfercept.runner.packing import PackedShape
 
 

@@ -10,9 +10,10 @@ while the device runs the forward pass. Only `collect` waits for the device.
 """
 
 import time
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import replace
 from itertools import batched
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import jax
 import numpy as np
@@ -23,13 +24,13 @@ from jinfercept.models.mesh import beside, mesh_of, place
 from jinfercept.models.protocol import Params, ServedModel, num_draft_layers, states_of
 from jinfercept.models.quantized import weights_of
 from jinfercept.models.weights.in_memory import shapes_of
-from jinfercept.runner.assistant import Assistant
+from jinfercept.runner.draft_layer import Assistant
 from jinfercept.runner.executables import Executables, Progress, silent
 from jinfercept.runner.packing import MOST_TRANSFERS, CommonShape, enter, pack
-from jinfercept.runner.packing_samples import KINDS, Kind
 from jinfercept.runner.page_transfers import slot_bytes, transfer_sizes
 from jinfercept.runner.pools import Pool, by_pool, joined, pool_shapes
 from jinfercept.runner.sampler import Drawn, Hidden, Sampler, Samples
+from jinfercept.runner.sampling import KINDS, Kind
 from jinfercept.runner.shape import RunnerShape, in_second_pool
 from jinfercept.runner.steps import (
     RowExperts,
@@ -42,10 +43,7 @@ from jinfercept.runner.steps import (
     step_names,
     step_shapes,
 )
-from jinfercept.sched.plan import DraftPlan, Masks, StepPlan, StepResult, WindowCopies
-
-if TYPE_CHECKING:
-    from jinfercept.runner.drafting import ModelDrafter
+from jinfercept.sched.plan import FROM_DEVICE, Chunk, DraftPlan, Masks, Sample, StepPlan, StepResult, WindowCopies
 
 FIRST_PROMPT = 64
 """Tokens of a short first prompt, whose bucket is compiled before it arrives."""
@@ -404,3 +402,84 @@ class ModelRunner:
         for kv in moving:
             kv.scatter()
         return self._sampler.head(x, plan.chunks, samples, common, self.params.head), tuple(experts), batch
+
+
+@final
+class ModelDrafter:
+    """Makes the drafts that plans await, with a smaller model.
+
+    It computes every plan too, on pages of its own with the numbers of the served model's. So its KV of a token is wherever the
+    served model's is: on the device, on the host, or nowhere. It drafts as it would generate, with the temperature and the
+    random numbers of the request's own draws: where the two models agree about the likeliest tokens they also draw the same one
+    (the Gumbel-max coupling).
+
+    Args:
+        shape: its sizes; pages, sequence slots and buckets as the served model's.
+        vocab_size: tokens that the draft model knows, from 0 on.
+    """
+
+    def __init__(self, runner: ModelRunner, shape: RunnerShape, vocab_size: int) -> None:
+        self.runner, self._buckets = runner, shape.buckets
+        self._unknown = vocab_size if vocab_size < shape.drafts_for else None  # the first token that it does not know
+
+    def fill(self, plan: StepPlan, last_tokens: Int[Array, "slots"]) -> tuple[StepPlan, tuple[tuple[int, ...], ...]]:
+        """Execute a plan on the draft model, transfers and chunks, and make the drafts that it awaits.
+
+        One step of the draft model has the plan's chunks, without the drafts that they await. Each step after it has a token
+        drafted by the one before, the last one too, whose KV the next plan may need. Waits for the drafts, if there are any to
+        make.
+
+        Args:
+            last_tokens: of the served model, see `ModelRunner.forward`.
+
+        Returns:
+            The plan with its drafts, and the drafts of every chunk that awaited them.
+        """
+        chunks = sorted(map(self._first, plan.chunks), key=lambda chunk: len(chunk.tokens) > 1)
+        first = replace(plan, bucket=self._bucket(chunks), chunks=tuple(chunks))
+        tickets = [self.runner.sample(self.runner.forward(first, last_tokens), {})]
+        awaiting = [chunk for chunk in plan.chunks if chunk.awaits_drafts]
+        if not awaiting:
+            return plan, ()
+        for nth in range(1, 1 + max(chunk.num_drafts for chunk in awaiting)):
+            rows = tuple(  # whose tokens are the drafts at this place
+                Chunk(
+                    chunk.slot,
+                    chunk.start + len(chunk.before_drafts) - 1 + nth,
+                    (FROM_DEVICE,),
+                    (),
+                    _draw(chunk, nth),
+                )
+                for chunk in awaiting
+                if chunk.num_drafts >= nth
+            )
+            tickets.append(self.runner.submit(StepPlan(plan.number, self._bucket(rows), rows)))
+        drawn = [iter(self.runner.collect(ticket).tokens) for ticket in tickets]
+        drafts = tuple(
+            tuple(max(0, next(tokens)) for tokens in drawn[: chunk.num_drafts])  # 0 where none could be drawn
+            for chunk in awaiting
+        )
+        iterator = iter(drafts)
+        filled = [
+            chunk._replace(tokens=(*chunk.before_drafts, *next(iterator))) if chunk.awaits_drafts else chunk
+            for chunk in plan.chunks
+        ]
+        return replace(plan, chunks=tuple(filled)), drafts
+
+    def _first(self, chunk: Chunk) -> Chunk:
+        """The part of a chunk that the first step has."""
+        tokens = chunk.before_drafts if chunk.awaits_drafts else chunk.tokens
+        if self._unknown is not None and max(tokens) >= self._unknown:
+            tokens = tuple(min(token, self._unknown - 1) for token in tokens)
+        return chunk._replace(tokens=tokens, sample=_draw(chunk, 0), score=None, num_drafts=0)
+
+    def _bucket(self, chunks: Sequence[Chunk]) -> int:
+        num_tokens = sum(len(chunk.tokens) for chunk in chunks)
+        return next(size for size in self._buckets if size >= num_tokens) if num_tokens else 0
+
+
+def _draw(chunk: Chunk, nth: int) -> Sample | None:
+    """How the draft after so many is drawn; None behind the last, and where none is awaited."""
+    if chunk.sample is None or not chunk.awaits_drafts or nth == chunk.num_drafts:
+        return None
+    return Sample(chunk.sample.temperature, chunk.sample.random_key)

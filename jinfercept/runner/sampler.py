@@ -18,11 +18,8 @@ from jaxtyping import Array, Float, Int32
 from jinfercept.models.mesh import beside, over_devices, place
 from jinfercept.models.protocol import ServedModel, Weights
 from jinfercept.runner.executables import Executables
-from jinfercept.runner.logits_processors import SampleRows, Slots, distinct, mask_words, remember, shape_logits
 from jinfercept.runner.packing import CommonShape
 from jinfercept.runner.packing_samples import (
-    KINDS,
-    Kind,
     SampledRow,
     draw_needs,
     pack_positions,
@@ -34,7 +31,20 @@ from jinfercept.runner.packing_samples import (
     unpack_samples,
     unpack_slot,
 )
-from jinfercept.runner.sampling import read_report, read_reports, report, sample
+from jinfercept.runner.sampling import (
+    KINDS,
+    Kind,
+    SampleRows,
+    Slots,
+    distinct,
+    mask_words,
+    read_report,
+    read_reports,
+    remember,
+    report,
+    sample,
+    shape_logits,
+)
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan import Chunk, Masks, TokenLogprobs
 

@@ -26,12 +26,11 @@ from jinfercept.models.protocol import (
     windows_of,
 )
 from jinfercept.models.quantized import weights_of
-from jinfercept.pallas.gpu_heads import Heads
 from jinfercept.pallas.layouts.kv_rows import is_quantised, stored_dtype
 from jinfercept.pallas.layouts.pages import Batch
 from jinfercept.pallas.layouts.states import StateRows
-from jinfercept.runner.assistant import Assistant, add_assistant
-from jinfercept.runner.draft_layer import DraftSteps, add_draft_layer
+from jinfercept.pallas.tiles import Heads
+from jinfercept.runner.draft_layer import Assistant, DraftSteps, add_assistant, add_draft_layer
 from jinfercept.runner.executables import Executables
 from jinfercept.runner.layer_attention import step_attention
 from jinfercept.runner.packing import CommonShape, PackedShape, in_place, packed_size, unpack

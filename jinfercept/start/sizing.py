@@ -20,8 +20,8 @@ from jinfercept.models.protocol import Params, ServedModel, num_draft_layers, st
 from jinfercept.models.quantized import is_quantized, weights_of
 from jinfercept.pallas.layouts.interleaved import INTERLEAVED_ON
 from jinfercept.pallas.layouts.kv_rows import BYTES
-from jinfercept.pallas.tpu_attention import tables_fit
-from jinfercept.runner.assistant import as_assistant
+from jinfercept.pallas.tpu_kernels import tables_fit
+from jinfercept.runner.draft_layer import as_assistant
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.runner.steps import step_bytes
 from jinfercept.sched.profile import Profile

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from jinfercept.cpu_kernels import native
 from jinfercept.cpu_kernels.attention import CHUNK_QUERIES, DECODE_ROWS, _tiled, paged_attention_cpu
 from jinfercept.models.attention import available, paged_attention
-from jinfercept.pallas.gpu_heads import Heads
 from jinfercept.pallas.layouts.pages import write_kv
 from jinfercept.pallas.layouts.scoring import Scoring
 from jinfercept.pallas.reference import paged_attention_reference
+from jinfercept.pallas.tiles import Heads
 from tests.support.attention_steps import Shapes, make_step, reference, steps
 
 SMALL = Shapes(12, 16, 12, 4, 6, 2, 16)  # fewer tokens than rows

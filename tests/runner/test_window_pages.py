@@ -15,8 +15,7 @@ from jinfercept.models import attention
 from jinfercept.models.config import PLAIN_KIND, LayerKind
 from jinfercept.models.load import load
 from jinfercept.models.protocol import windows_of
-from jinfercept.pallas.gpu_heads import work_cut
-from jinfercept.pallas.tiles import Tile, Tiles
+from jinfercept.pallas.tiles import Tile, Tiles, work_cut
 from jinfercept.pallas.triton_attention import joined_attention_triton, paged_attention_triton
 from jinfercept.runner import steps
 from jinfercept.runner.runner import ModelRunner

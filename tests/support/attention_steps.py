@@ -9,11 +9,10 @@ import numpy as np
 from hypothesis import strategies as st
 
 from benchmarks.prepared_batch import prepare
-from jinfercept.pallas.gpu_heads import Heads, work_cut
 from jinfercept.pallas.layouts.kv_rows import is_quantised
 from jinfercept.pallas.layouts.pages import SCRATCH_PAGE, Batch, kv_shape
 from jinfercept.pallas.reference import paged_attention_reference
-from jinfercept.pallas.tiles import Tiles
+from jinfercept.pallas.tiles import Heads, Tiles, work_cut
 
 
 class Shapes(NamedTuple):

@@ -12,9 +12,8 @@ import pytest
 from jinfercept.config import HostOptions
 from jinfercept.errors import ConfigError
 from jinfercept.runner.hosts import group as group_module
-from jinfercept.runner.hosts.group import HostGroup
-from jinfercept.runner.hosts.lockstep import LeadingRunner, follow
-from jinfercept.runner.hosts.placement import Placement, place
+from jinfercept.runner.hosts.group import HostGroup, LeadingRunner, follow
+from jinfercept.runner.hosts.link import Placement, place
 from jinfercept.sched.plan import Chunk, Masks, NewPages, Sample, StepPlan, StepResult
 from tests.support.engine_requests import DEPTHS, request, serve
 from tests.support.fake_engine import POLICIES, VOCAB, FakeRunner, run_all

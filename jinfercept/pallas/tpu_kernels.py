@@ -1,18 +1,21 @@
-"""Attention on TPUs: jax's own kernel for ragged rows over pages (`jax.experimental.pallas.ops.tpu.ragged_paged_attention`).
+"""JAX's own kernels on TPUs: `ragged_paged_attention`, and `gmm` of megablox.
 
-It takes decode rows and chunks alike, with windows and soft caps, over pages as in `layouts/interleaved.py`. It reads the pages
-before a window too. It knows no sinks, nor several KV heads on a device that are wider than 128: such layers have the
-reference, with a line in the log. Tests compile it for TPUs ahead of time and interpret it on a CPU; no TPU has run it.
+The second multiplies rows that are sorted by expert with stacks of weights.
+
+Attention takes decode rows and chunks alike, with windows and soft caps, over pages as in `layouts/interleaved.py`. It reads
+the pages before a window too. It knows no sinks, nor several KV heads on a device that are wider than 128: such layers have the
+reference, with a line in the log. Tests compile both for TPUs ahead of time and interpret them on a CPU; no TPU has run them.
 """
 
 import logging
+from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int32
+from jaxtyping import Array, Float, Int, Int32
 
 from jinfercept.pallas.layouts.interleaved import FP8, LANES, SUBLANES
 from jinfercept.pallas.layouts.pages import Batch, KVPages, PagesLike
@@ -134,3 +137,53 @@ def blocks_for(q: Array | jax.ShapeDtypeStruct, pages: PagesLike, pages_per_row:
     while num_bytes(blocks) > VMEM_BYTES and blocks.pages > 1:
         blocks = blocks._replace(pages=blocks.pages // 2)
     return blocks
+
+
+MOST_TILE = (128, 2048, 512)
+"""Rows, inputs and outputs that are multiplied at a time, at most: 2 MiB of weights."""
+LEAST_ROWS = 16
+
+
+def is_lowered_for_tpu() -> bool:
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return (jax.default_backend() if device is None else device.platform) == "tpu"
+
+
+def tpu_grouped_product(
+    sizes: Int[Array, "X"], dtype: DTypeLike, shapes: list[tuple[int, ...]]
+) -> Callable[[Float[Array, "N A"], Float[Array, "X A B"]], Float[Array, "N B"]] | None:
+    """The product, if code is lowered for a TPU that has a kernel for it, else None. Rows of no expert may give anything.
+
+    `sizes` are the rows of each expert, which come first; `shapes` are those of the stacks of matrices.
+    """
+    if not is_lowered_for_tpu() or jnp.dtype(dtype) != jnp.bfloat16:
+        return None
+    if any(size % LANES for shape in shapes for size in shape[1:]):
+        return None
+    return lambda rows, stack: product(rows, stack, sizes)
+
+
+def product(
+    rows: Float[Array, "N A"],
+    stack: Float[Array, "X A B"],
+    sizes: Int[Array, "X"],
+    *,
+    most: tuple[int, int, int] = MOST_TILE,
+    interpret: bool = False,
+) -> Float[Array, "N B"]:
+    """Rows times the matrix of their expert. `most` are the rows, inputs and outputs of a tile, at most."""
+    from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm
+
+    _, num_inputs, num_outputs = stack.shape
+    tile = tile_of(len(rows), num_inputs, num_outputs, most)
+    padded = jnp.pad(rows, ((0, -len(rows) % tile[0]), (0, 0)))
+    sizes = sizes.astype(jnp.int32)
+    return gmm(padded, stack, sizes, preferred_element_type=rows.dtype, tiling=tile, interpret=interpret)[: len(rows)]
+
+
+def tile_of(
+    num_rows: int, num_inputs: int, num_outputs: int, most: tuple[int, int, int] = MOST_TILE
+) -> tuple[int, int, int]:
+    """Rows, inputs and outputs of a tile."""
+    rows = max(LEAST_ROWS, 1 << (num_rows - 1).bit_length())
+    return min(most[0], rows), min(most[1], num_inputs), min(most[2], num_outputs)
