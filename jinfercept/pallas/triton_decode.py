@@ -134,7 +134,7 @@ def _call(
     if counts is None:
         counts = jnp.zeros(work.context_lens.shape[0] * num_kv_heads, jnp.int32)
     operands, specs = with_ints(
-        (*arrays, counts), work.query_starts, work.context_lens, work.page_tables, *work.decodes[:4]
+        (*arrays, counts), work.query_starts, work.context_lens, work.page_tables, *work.decodes
     )
     struct = jax.ShapeDtypeStruct
     results = [

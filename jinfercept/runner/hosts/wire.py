@@ -30,7 +30,7 @@ from jinfercept.sched.plan import (
     WindowEntries,
 )
 
-VERSION = 11
+VERSION = 12
 """Changes with the form; processes of different versions refuse each other at the start."""
 
 _REPORTS = ("return_processed_logprobs", "return_kept_tokens")
@@ -38,8 +38,6 @@ _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 _DRAW = ("top_k", "top_p", "min_p", *_PENALTIES, "logprobs", *_REPORTS)
 """Sampling parameters that every draw reads."""
 _draw_values = attrgetter(*_DRAW)
-_MOST_WORDS = 1 << 16
-_FULL = np.uint32(0xFFFFFFFF)
 
 
 def encode_plan(plan: StepPlan) -> bytes:
@@ -62,12 +60,11 @@ def decode_plan(body: bytes) -> StepPlan:
 
 
 def encode_masks(masks: Masks) -> bytes:
-    """Encode of each mask the words that differ from all-allowed or from all-forbidden, where that is shorter."""
-    return packb([(row, *_mask_parts(np.asarray(words, "<u4"))) for row, words in masks.items()])  # pyright: ignore[reportReturnType]
+    return packb([(row, np.asarray(words, "<u4").tobytes()) for row, words in masks.items()])  # pyright: ignore[reportReturnType]
 
 
 def decode_masks(body: bytes) -> Masks:
-    return {row: _mask(num_words, fill, places, words) for row, num_words, fill, places, words in _unpacked(body)}
+    return {row: np.frombuffer(words, "<u4") for row, words in _unpacked(body)}
 
 
 def encode_values(values: Mapping[str, Any]) -> bytes:
@@ -164,22 +161,3 @@ def _columns(copies: Sequence[PageCopy]) -> tuple[bytes, bytes, bytes] | tuple[(
 
 def _copies(columns: tuple[bytes, bytes, bytes] | tuple[()]) -> Sequence[PageCopy]:
     return PageCopies.from_columns(*columns) if columns else ()
-
-
-# -- masks -------------------------------------------------------------------------------------------------------------
-
-
-def _mask_parts(words: np.ndarray) -> tuple[int, int, bytes | None, bytes]:
-    """The number of words, the word that most of them are, and the places and values of the others; None: all places."""
-    assert len(words) <= _MOST_WORDS
-    fill = _FULL if 2 * np.count_nonzero(words == _FULL) > len(words) else np.uint32(0)
-    places = np.flatnonzero(words != fill).astype("<u2")
-    if places.nbytes + 4 * len(places) >= words.nbytes:
-        return len(words), int(fill), None, words.tobytes()
-    return len(words), int(fill), places.tobytes(), words[places].tobytes()
-
-
-def _mask(num_words: int, fill: int, places: bytes | None, words: bytes) -> np.ndarray:
-    mask = np.full(num_words, fill, np.uint32)
-    mask[slice(None) if places is None else np.frombuffer(places, "<u2")] = np.frombuffer(words, "<u4")
-    return mask
