@@ -280,10 +280,10 @@ def add_runner(
     if assistant is not None:
         assistant = fitted(assistant, model.config)
         drafting = Assistant(Model(assistant, joined=True), weights(assistant))
-    layers, states = pool_shapes(model, shape, params.embed["embedding"])
+    layers, *others = pool_shapes(model, shape, params.embed["embedding"])
     with jax.sharding.use_abstract_mesh(compiler.mesh.abstract_mesh):
         add_steps(compiler, model, shape, attention, params, drafting)
     if shape.num_states:
         named: Any = Named(compiler, "states")  # adds as `Executables` do
-        add_transfers(named, states, (1,), 1, CommonShape(shape.sample_rows[-1], GPU_TRANSFERS[0]))
-    return layers
+        add_transfers(named, tuple(others[0].values()), (1,), 1, CommonShape(shape.sample_rows[-1], GPU_TRANSFERS[0]))
+    return tuple(layers.values())

@@ -14,7 +14,7 @@ a row attend to the tokens before the row's last draw, and have the position of 
 sequence did before.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -232,7 +232,7 @@ class Assistant(NamedTuple):
         """The weights that its executables read."""
         return self.params, served.embed, served.head["norm"]
 
-    def pages(self, served: ServedModel, layers: Sequence[Any]) -> tuple[Any, ...]:
+    def pages(self, served: ServedModel, layers: Mapping[int, Any]) -> tuple[Any, ...]:
         """The pages that each of its layers reads.
 
         Args:
@@ -250,7 +250,7 @@ def as_assistant(drafting: Loaded[ServedModel] | None) -> Assistant | None:
 
 
 def add_assistant(
-    run: Executables, assistant: Assistant, served: Model, params: Params, steps: DraftSteps, layers: Sequence[Any]
+    run: Executables, assistant: Assistant, served: Model, params: Params, steps: DraftSteps, layers: Mapping[int, Any]
 ) -> None:
     """Add the executable `draft layer` of each step, which writes the drafts of every row.
 

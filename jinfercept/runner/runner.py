@@ -28,10 +28,10 @@ from jinfercept.runner.draft_layer import Assistant
 from jinfercept.runner.executables import Executables, Progress, silent
 from jinfercept.runner.packing import MOST_TRANSFERS, CommonShape, enter, pack
 from jinfercept.runner.page_transfers import slot_bytes, transfer_sizes
-from jinfercept.runner.pools import Pool, by_pool, joined, pool_shapes
+from jinfercept.runner.pools import Pool, pool_shapes
 from jinfercept.runner.sampler import Drawn, Hidden, Sampler, Samples
 from jinfercept.runner.sampling import KINDS, Kind
-from jinfercept.runner.shape import RunnerShape, in_second_pool
+from jinfercept.runner.shape import RunnerShape
 from jinfercept.runner.steps import (
     RowExperts,
     add_steps,
@@ -70,7 +70,7 @@ class StepTicket(NamedTuple):
 
 @final
 class ModelRunner:
-    """One model on the devices where its weights lie. `warm_up` or `allocate` comes before its first plan.
+    """One model on the devices where its weights lie. `warm_up` or `reset` comes before its first plan.
 
     Args:
         params: the weights; several devices cut the pages by KV head.
@@ -108,9 +108,8 @@ class ModelRunner:
         self.device = mesh_of(leaf).local_devices[0]
         sizes = transfer_sizes(self.device.platform, shape.staging_pages)
         self._common_shape = CommonShape(shape.sample_rows[-1], sizes[0])
-        self._in_second = in_second_pool(model, shape)
         self._places = {group: places_of(model, group) for group in self._groups}
-        own, others = pool_shapes(model, shape, leaf)
+        own, *others = pool_shapes(model, shape, leaf)
         pages: dict[str, Any] = {"sizes": sizes, "staging_pages": shape.staging_pages}
         pages |= {"pinned": shape.pinned_memory, "moved_pages": shape.moved_pages}
         self.kv = Pool(own, self._common_shape, **pages)
@@ -121,7 +120,7 @@ class ModelRunner:
             self._state_slots = np.zeros(shape.max_num_seqs, np.int32)
             most_moved = max(1, shape.moved_pages * self.kv.page_bytes // slot_bytes(states_of(model), leaf.dtype))
             pages = {"pinned": shape.pinned_memory, "moved_pages": most_moved}
-        self.second = Pool(others, self._common_shape, **pages) if others else None
+        self.second = Pool(others[0], self._common_shape, **pages) if others else None
         self._pools = (self.kv,) if self.second is None else (self.kv, self.second)
         self.executables = Executables() if executables is None else executables
         self.drafter: ModelDrafter | None = None
@@ -220,7 +219,7 @@ class ModelRunner:
         *layers, pages = self.kv.layers
         weights = params.layers[-1], params.embed, params.head
         if assistant is not None:
-            weights, pages = assistant.weights(params), assistant.pages(self._model, self._kept_layers())
+            weights, pages = assistant.weights(params), assistant.pages(self._model, self._layers())
         drafts, written = run["draft layer", step, plan.drafts](
             *weights, hidden.x, rows, pages, forward.batch, hidden.common
         )
@@ -232,10 +231,9 @@ class ModelRunner:
             drawn = drawn._replace(drafts=drafts, drafted_rows=drafted)
         return drawn
 
-    def _kept_layers(self) -> list[Any]:
+    def _layers(self) -> dict[int, Any]:
         """The pages and states of all layers that have their own, by place."""
-        second = self.second
-        return list(self.kv.layers if second is None else joined(self.kv.layers, second.layers, self._in_second))
+        return {place: array for kv in self._pools for place, array in zip(kv.places, kv.layers, strict=True)}
 
     def submit(self, plan: StepPlan) -> StepTicket:
         """Dispatch both phases of a plan without constrained rows."""
@@ -261,38 +259,36 @@ class ModelRunner:
         params, self.params, self._leaves = self.params, Params({}, (), {}), {}
         return params
 
+    @property
+    def _parts(self) -> list["Pool | ModelRunner"]:
+        return [*self._pools, *([] if self.drafter is None else [self.drafter.runner])]
+
     def leave_device(self) -> None:
         """Free the pages and states on the device when every copy has arrived, until `come_back`. The copies on the host
         stay."""
-        for kv in self._pools:
-            kv.leave_device()
-        if self.drafter is not None:
-            self.drafter.runner.leave_device()
+        for part in self._parts:
+            part.leave_device()
 
     def come_back(self) -> None:
         """Allocate the pages and states that `leave_device` has freed."""
-        for kv in self._pools:
-            kv.come_back()
-        if self.drafter is not None:
-            self.drafter.runner.come_back()
+        for part in self._parts:
+            part.come_back()
 
     def reset(self) -> None:
-        for kv in self._pools:
-            kv.reset()
+        """Allocate the pages where they are missing, and forget all of them. Without `warm_up`, a step waits for the
+        compilation of executables that it is the first to need."""
+        for part in self._parts:
+            part.reset()
         self._sampler.reset()
-        if self.drafter is not None:
-            self.drafter.runner.reset()
 
     def close(self) -> None:
         """Free the weights, the pages and the states."""
         self.take_params()
         self._assistant = None
         self.executables.close()
-        for kv in self._pools:
-            kv.close()
+        for part in self._parts:
+            part.close()
         self._sampler.close()
-        if self.drafter is not None:
-            self.drafter.runner.close()
 
     def warm_up(
         self, progress: Progress = silent, most_at_once: int | None = None, only: Iterable[Hashable] | None = None
@@ -300,7 +296,7 @@ class ModelRunner:
         """Compile executables as `Executables.compile` does, then allocate the pages."""
         # first, since a GPU's compiler needs the memory of the pages to time kernels
         self.executables.compile(progress, most_at_once, only)
-        self.allocate()
+        self.reset()
 
     def first_executables(self, *, measured: bool, tuned: bool = False, kind: Kind) -> list[Hashable]:
         """Keys of the executables on which every plan can run, so that no request waits for a compilation. Some plans run in a
@@ -353,13 +349,6 @@ class ModelRunner:
             keys += self.drafter.runner.first_executables(measured=measured, tuned=tuned, kind=KINDS[1])
         return [*map(run.whole, keys)]
 
-    def allocate(self) -> None:
-        """Allocate the pages. A step waits for the compilation of executables that it is the first to need."""
-        for kv in self._pools:
-            kv.reset()
-        if self.drafter is not None:
-            self.drafter.runner.allocate()
-
     def _forward(
         self,
         plan: StepPlan,
@@ -384,21 +373,17 @@ class ModelRunner:
             kv.fetch()
         for kv in moving:
             kv.offload()
-        experts, second = list[Array](), self.second
-        layers = self._kept_layers()
+        experts, layers = list[Array](), self._layers()
         for group, key in zip(self._groups, layer_keys, strict=True):
             places = self._places[group]
             kept = tuple([layers[index] for index in places])
             x, kept, *noted = self.executables[key](self._leaves[group], x, kept, batch)
-            for index, array in zip(places, kept, strict=True):
-                layers[index] = array
+            layers.update(zip(places, kept, strict=True))
             for array in noted:
                 array.copy_to_host_async()
                 experts.append(array)
-        if second is None:
-            self.kv.layers = tuple(layers)
-        else:
-            self.kv.layers, second.layers = by_pool(layers, self._in_second)
+        for kv in self._pools:
+            kv.layers = tuple([layers[place] for place in kv.places])
         for kv in moving:
             kv.scatter()
         return self._sampler.head(x, plan.chunks, samples, common, self.params.head), tuple(experts), batch

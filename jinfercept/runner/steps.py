@@ -35,9 +35,9 @@ from jinfercept.runner.executables import Executables
 from jinfercept.runner.layer_attention import step_attention
 from jinfercept.runner.packing import CommonShape, PackedShape, in_place, packed_size, unpack
 from jinfercept.runner.page_transfers import transfer_sizes
-from jinfercept.runner.pools import joined, pool_shapes
+from jinfercept.runner.pools import pool_shapes
 from jinfercept.runner.sampler import add_sampler, slots_bytes
-from jinfercept.runner.shape import RunnerShape, in_second_pool, pool_windows
+from jinfercept.runner.shape import RunnerShape, pool_windows
 
 STACKED = ("attn_norm", "ffn_norm", "attn_post_norm", "ffn_post_norm")
 """Scales of norms that XLA computes. A kernel that reads a vector, as those of quantised weights do, needs it as an array."""
@@ -56,7 +56,7 @@ def add_steps(
     An `attention` of `auto` is for the default backend only, see `models.attention`.
     """
     leaf, kinds = weights_of(params.embed)[0], kinds_of(model)
-    layers = joined(*pool_shapes(model, shape, leaf), in_second_pool(model, shape))
+    layers = {place: array for pool in pool_shapes(model, shape, leaf) for place, array in pool.items()}
 
     def struct(dims: tuple[int, ...], dtype: jax.typing.DTypeLike) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(dims, dtype, sharding=beside(leaf))
@@ -93,7 +93,7 @@ def add_steps(
         if assistant is not None:
             add_assistant(run, assistant, cast(Model, model), params, steps, layers)
         else:
-            add_draft_layer(run, cast(Model, model), params, steps, layers[-1])
+            add_draft_layer(run, cast(Model, model), params, steps, layers[max(layers)])
     add_sampler(
         run,
         model,

@@ -109,7 +109,7 @@ def runner(num_window_pages: int, implementation: str, name: str, **sizes: Any) 
         model = replace(model, config=replace(config, kinds=kinds))
     shape = replace(SHAPE, num_window_pages=num_window_pages, **sizes)
     made = ModelRunner(model, loaded.params, shape, attention=implementation)
-    made.allocate()
+    made.reset()
     return made
 
 
