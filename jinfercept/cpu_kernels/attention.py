@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 
 from jinfercept.cpu_kernels import native
 from jinfercept.pallas.layouts.kv_rows import is_quantised, split_pages, widened
-from jinfercept.pallas.layouts.pages import OUT_OF_RANGE, SCRATCH_PAGE, Batch, KVPages
+from jinfercept.pallas.layouts.pages import OUT_OF_RANGE, SCRATCH_PAGE, Batch, HeadRows, KVPages
 from jinfercept.pallas.layouts.scoring import PLAIN, Scoring
 
 DECODE_ROWS = 8  # decode rows in a tile
@@ -27,16 +27,14 @@ NOTHING = -1  # the position of a query that sees no context
 HIDDEN, LOWEST = -2e30, -1e30  # a masked score lies so far under any maximum that its weight is exactly 0
 
 
-def paged_attention_cpu(
-    q: Float[Array, "T H D"], pages: KVPages, batch: Batch, scoring: Scoring = PLAIN
-) -> Float[Array, "T H D"]:
+def paged_attention_cpu(q: HeadRows, pages: KVPages, batch: Batch, scoring: Scoring = PLAIN) -> HeadRows:
     """As `paged_attention_reference`. Sums are in float32; the result has the type of `q`."""
     if native.usable():
         return _with_kernel(q, pages, batch, scoring)
     return _tiled(q, pages, batch, scoring)
 
 
-def _with_kernel(q: Float[Array, "T H D"], pages: KVPages, batch: Batch, scoring: Scoring) -> Float[Array, "T H D"]:
+def _with_kernel(q: HeadRows, pages: KVPages, batch: Batch, scoring: Scoring) -> HeadRows:
     from jinfercept.cpu_kernels import chunks, decode
 
     if not decode.supports(q, pages):
@@ -56,12 +54,12 @@ def _with_kernel(q: Float[Array, "T H D"], pages: KVPages, batch: Batch, scoring
 
 
 def _tiled(
-    q: Float[Array, "T H D"],
+    q: HeadRows,
     pages: KVPages,
     batch: Batch,
     scoring: Scoring = PLAIN,
-    decoded: Float[Array, "T H D"] | None = None,
-) -> Float[Array, "T H D"]:
+    decoded: HeadRows | None = None,
+) -> HeadRows:
     num_tokens = len(q)
     num_rows, pages_per_row = batch.page_tables.shape
     tile_rows = min(DECODE_ROWS, num_tokens, num_rows)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from jinfercept.pallas.layouts.pages import Batch, KVPages
+from jinfercept.pallas.layouts.pages import Batch, HeadRows, KVPages
 from jinfercept.pallas.layouts.scoring import PLAIN, Rotation, Scoring
 from jinfercept.pallas.tiles import (
     AMPERE,
@@ -28,23 +28,21 @@ from jinfercept.pallas.tiles import (
 from jinfercept.pallas.work_schedule import WorkCut
 
 
-def paged_attention_triton(
-    q: Float[Array, "T H D"], pages: KVPages, batch: Batch, **options: Any
-) -> Float[Array, "T H D"]:
+def paged_attention_triton(q: HeadRows, pages: KVPages, batch: Batch, **options: Any) -> HeadRows:
     from jinfercept.pallas import triton_attention
 
     return triton_attention.paged_attention_triton(q, pages, batch, **options)
 
 
 def paged_attention_mosaic(
-    q: Float[Array, "T H D"],
+    q: HeadRows,
     pages: KVPages,
     batch: Batch,
     *,
     scoring: Scoring = PLAIN,
     decode_only: bool = False,
     interpret: bool = False,
-) -> Float[Array, "T H D"]:
+) -> HeadRows:
     """Attention on Hopper: chunks of plain layers by Mosaic's kernel, all else by Triton's.
 
     Same arguments and result as `triton_attention.paged_attention_triton`, but for `tiles`; pages are not quantised. In
@@ -57,7 +55,7 @@ def paged_attention_mosaic(
     if not interpret and compute_capability() != HOPPER:
         got = f"compute capability {compute_capability()}"
         raise ValueError(f"the Mosaic kernel is for Hopper, {HOPPER}; got {got}; fix: use the Triton kernels")
-    heads = Heads(q.shape[1], pages.shape[3], q.shape[2], q.dtype.itemsize)
+    heads = Heads.of(q, pages)
     tiles = _mosaic_tiles(heads, interpret)
     if not scoring.is_plain:
         return triton_attention.paged_attention_triton(
@@ -83,7 +81,7 @@ CUTS: dict[str, Callable[[Heads], WorkCut]] = {"triton": work_cut, "mosaic": mos
 
 def joined_attention(
     qkv: Float[Array, "T K G2 D"], rotation: Rotation, pages: KVPages, batch: Batch, counts: Int[Array, "SK"] | None
-) -> tuple[Float[Array, "T H D"], KVPages, Int[Array, "SK"]]:
+) -> tuple[HeadRows, KVPages, Int[Array, "SK"]]:
     from jinfercept.pallas import triton_attention
 
     return triton_attention.joined_attention_triton(qkv, rotation, pages, batch, counts)

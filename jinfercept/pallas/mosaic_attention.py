@@ -24,9 +24,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
 
-from jinfercept.pallas.layouts.pages import Batch, KVPages, as_array
+from jinfercept.pallas.layouts.pages import Batch, HeadRows, KVPages, as_array
 from jinfercept.pallas.tiles import Heads
 from jinfercept.pallas.work_schedule import WorkSchedule
 
@@ -45,9 +44,9 @@ GROUPS = (*range(1, 17), 24, 32, 40, 48, HALF)  # query heads of a KV head: othe
 LEAST_PAGE = 8  # a page has a multiple of so many tokens: the rows of a swizzled tile
 
 
-def check(q: Float[Array, "T H D"], pages: KVPages) -> None:
+def check(q: HeadRows, pages: KVPages) -> None:
     """Raise `ValueError` if the type, the head dim, the number of query heads or the page size has no kernel."""
-    heads, page_size = Heads(q.shape[1], pages.shape[3], q.shape[2], q.dtype.itemsize), pages.shape[1]
+    heads, page_size = Heads.of(q, pages), pages.shape[1]
     if not is_supported(q.dtype, pages.dtype, heads, page_size):
         got = f"queries in {q.dtype}, pages of {page_size} tokens in {pages.dtype}, head dim {heads.head_dim}"
         got += f", {heads.group} query heads for each KV head"
@@ -63,9 +62,7 @@ def is_supported(q: DTypeLike, pages: DTypeLike, heads: Heads, page_size: int) -
     return dtype == jnp.dtype(pages) and dtype.name in DTYPES and shapes
 
 
-def attend_chunks(
-    q: Float[Array, "T H D"], pages: KVPages, batch: Batch, *, interpret: bool = False
-) -> Float[Array, "T H D"]:
+def attend_chunks(q: HeadRows, pages: KVPages, batch: Batch, *, interpret: bool = False) -> HeadRows:
     """The results of all chunks, for arguments that pass `check` and a batch with its `work`. All other tokens are left
     unwritten. `interpret` runs slowly without a GPU, by an interpreter that knows asynchronous wgmma."""
     work = WorkSchedule(*map(as_array, batch.work.chunks))
@@ -74,10 +71,8 @@ def attend_chunks(
 
 # jitted with the schedule as arrays, so that all layers of an executable share one kernel, which is lowered once
 @partial(jax.jit, static_argnames="interpret")
-def _attend_units(
-    q: Float[Array, "T H D"], pages: KVPages, batch: Batch, work: WorkSchedule, interpret: bool
-) -> Float[Array, "T H D"]:
-    heads = Heads(q.shape[1], pages.shape[3], q.shape[2], q.dtype.itemsize)
+def _attend_units(q: HeadRows, pages: KVPages, batch: Batch, work: WorkSchedule, interpret: bool) -> HeadRows:
+    heads = Heads.of(q, pages)
     num_pages, page_size = pages.shape[:2]
     num_units, most = work.unit_rows.shape[0], COMPUTING * warpgroup_queries(heads.group)
     row, skipped = work.unit_rows, work.unit_starts

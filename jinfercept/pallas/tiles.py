@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from jinfercept.pallas.layouts.kv_rows import is_quantised
+from jinfercept.pallas.layouts.pages import HeadRows, KVPages
 from jinfercept.pallas.work_schedule import WorkCut
 
 SHARED_MEMORY_BYTES = {80: 166_912, 86: 101_376, 87: 166_912, 89: 101_376, 90: 232_448, 100: 232_448, 103: 232_448}
@@ -131,6 +132,11 @@ class Heads(NamedTuple):
     head_dim: int
     itemsize: int
     quantised: bool = False
+
+    @classmethod
+    def of(cls, q: HeadRows, pages: KVPages) -> "Heads":
+        """The heads of queries over these pages."""
+        return cls(q.shape[1], pages.shape[3], q.shape[2], q.dtype.itemsize, is_quantised(pages.dtype))
 
     @property
     def group(self) -> int:

@@ -18,7 +18,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Int32
 
 from jinfercept.pallas.layouts.interleaved import FP8, LANES, SUBLANES
-from jinfercept.pallas.layouts.pages import Batch, KVPages, PagesLike
+from jinfercept.pallas.layouts.pages import Batch, HeadRows, KVPages, PagesLike
 from jinfercept.pallas.layouts.scoring import PLAIN, Scoring
 from jinfercept.pallas.reference import paged_attention_reference
 
@@ -57,9 +57,7 @@ def is_supported(q: DTypeLike, pages: DTypeLike) -> bool:
     return jnp.dtype(pages) in (FP8, jnp.dtype(q)) and jnp.dtype(q).name in DTYPES
 
 
-def paged_attention_tpu(
-    q: Float[Array, "T H D"], pages: KVPages, batch: Batch, scoring: Scoring = PLAIN
-) -> Float[Array, "T H D"]:
+def paged_attention_tpu(q: HeadRows, pages: KVPages, batch: Batch, scoring: Scoring = PLAIN) -> HeadRows:
     """As `paged_attention_reference`, over interleaved pages. Raises `ValueError` if the kernel does not take these types."""
     if not is_supported(q.dtype, pages.dtype):
         got, fix = f"{q.dtype.name} and {pages.dtype.name}", "use attention reference, or kv_cache_dtype auto or fp8"
@@ -103,14 +101,14 @@ def tables_fit(num_rows: int, pages_per_row: int) -> bool:
     return 4 * -(-num_rows // SUBLANES) * SUBLANES * -(-pages_per_row // LANES) * LANES <= SMEM_BYTES
 
 
-def operands_of(q: Float[Array, "T H D"], pages: KVPages, batch: Batch) -> Operands:
+def operands_of(q: HeadRows, pages: KVPages, batch: Batch) -> Operands:
     """The operands of the kernel: queries as wide as the pages, and the number of rows that have tokens."""
     padded = jnp.pad(q, ((0, 0), (0, 0), (0, pages.shape[3] - q.shape[2])))
     num_rows = jnp.sum(batch.context_lens > 0, dtype=jnp.int32)[None]
     return Operands(padded, pages, batch.context_lens, batch.page_tables, batch.query_starts, num_rows)
 
 
-def options_of(q: Float[Array, "T H D"], pages: KVPages, scoring: Scoring) -> dict[str, Any]:
+def options_of(q: HeadRows, pages: KVPages, scoring: Scoring) -> dict[str, Any]:
     """The kernel's options for scores. A scale, which fp8 has, makes it widen pages too."""
     scale = 1.0 if pages.dtype == FP8 else None
     own = {"sm_scale": q.shape[2] ** -0.5, "sliding_window": scoring.window, "soft_cap": scoring.soft_cap}

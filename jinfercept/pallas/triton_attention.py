@@ -20,8 +20,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Float, Int
 
-from jinfercept.pallas.layouts.kv_rows import is_quantised
-from jinfercept.pallas.layouts.pages import Batch, KVPages
+from jinfercept.pallas.layouts.pages import Batch, HeadRows, KVPages, Scalar
 from jinfercept.pallas.layouts.scoring import PLAIN, Rotation, Scoring
 from jinfercept.pallas.tiles import (
     AMPERE,
@@ -51,7 +50,7 @@ from jinfercept.pallas.work_schedule import Work
 
 
 def paged_attention_triton(
-    q: Float[Array, "T H D"],
+    q: HeadRows,
     pages: KVPages,
     batch: Batch,
     *,
@@ -59,7 +58,7 @@ def paged_attention_triton(
     decode_only: bool = False,
     tiles: Tiles | None = None,
     interpret: bool = False,
-) -> Float[Array, "T H D"]:
+) -> HeadRows:
     """Causal attention of every query token over its row's pages, scaled by 1/√D; padding tokens give zeros.
 
     Same arguments and result as `paged_attention_reference`. The result has the type of `q`, as have pages that are not
@@ -70,14 +69,12 @@ def paged_attention_triton(
         tiles: for tuning; None: `choose_tiles` for the device that code is lowered for.
         interpret: run without a GPU, slowly.
     """
-    _, num_heads, head_dim = q.shape
-    num_kv_heads = pages.shape[3]
-    if not is_supported(q.dtype, pages.dtype, head_dim):
-        got = f"queries in {q.dtype} and pages in {pages.dtype} with head dim {head_dim}"
+    heads = Heads.of(q, pages)
+    if not is_supported(q.dtype, pages.dtype, heads.head_dim):
+        got = f"queries in {q.dtype} and pages in {pages.dtype} with head dim {heads.head_dim}"
         fix = f"one of {', '.join(DTYPES)} for both or for queries on quantised pages, and a head dim from 16 to "
         fix += f"{LARGEST_HEAD_DIM}, or the reference"
         raise ValueError(f"the Triton kernels have no such attention; got {got}; fix: use {fix}")
-    heads = Heads(num_heads, num_kv_heads, head_dim, q.dtype.itemsize, is_quantised(pages.dtype))
     tiles = tiles or tiles_for(heads, AMPERE if interpret else compute_capability())
     out = None if decode_only else _attend_chunks(q, pages, batch.work, scoring, tiles.chunk, interpret)
     return attend_decode_rows(q, pages, batch.work, out, tiles, interpret, scoring)
@@ -92,7 +89,7 @@ def joined_attention_triton(
     *,
     tiles: Tiles | None = None,
     interpret: bool = False,
-) -> tuple[Float[Array, "T H D"], KVPages, Int[Array, "SK"]]:
+) -> tuple[HeadRows, KVPages, Int[Array, "SK"]]:
     """Attention of decode rows that also norms and rotates queries and keys, and writes keys and values. Padding tokens give
     zeros.
 
@@ -107,9 +104,7 @@ def joined_attention_triton(
     return attend_joined_decode_rows(qkv, rotation, pages, batch.work, counts, tiles, interpret)
 
 
-def _attend_chunks(
-    q: Float[Array, "T H D"], pages: KVPages, work: Work, scoring: Scoring, tile: Tile, interpret: bool
-) -> Float[Array, "T H D"]:
+def _attend_chunks(q: HeadRows, pages: KVPages, work: Work, scoring: Scoring, tile: Tile, interpret: bool) -> HeadRows:
     schedule = work.chunks
     assert schedule is not None
     operands, specs = with_ints(
@@ -187,9 +182,7 @@ def _chunk_kernel(
         store_rows(out_ref, (token, head), head_dim, real, weighted, columns)
 
 
-def _turns(
-    first: Int[Array, ""], last: Int[Array, ""], tokens: int, window: int | None
-) -> Iterator[tuple[Int[Array, ""] | int, Int[Array, ""], bool]]:
+def _turns(first: Scalar, last: Scalar, tokens: int, window: int | None) -> Iterator[tuple[Scalar | int, Scalar, bool]]:
     """Ranges of a tile's turns over its context: first turn, end, and whether some query does not see all of their tokens."""
     # `first` and `last` are the tokens up to the first and up to the last query, from where the first query's window begins
     begin = 0

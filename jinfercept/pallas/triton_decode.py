@@ -15,7 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Bool, Float, Int
 
-from jinfercept.pallas.layouts.pages import KVPages
+from jinfercept.pallas.layouts.pages import HeadRows, KVPages, Scalar
 from jinfercept.pallas.layouts.scoring import PLAIN, Rotation, Scoring
 from jinfercept.pallas.tiles import Tile, Tiles, power_of_two
 from jinfercept.pallas.triton_softmax import (
@@ -63,14 +63,14 @@ class _Results(NamedTuple):
 
 
 def attend_decode_rows(
-    q: Float[Array, "T H D"],
+    q: HeadRows,
     pages: KVPages,
     work: Work,
-    chunks: Float[Array, "T H D"] | None,
+    chunks: HeadRows | None,
     tiles: Tiles,
     interpret: bool,
     scoring: Scoring = PLAIN,
-) -> Float[Array, "T H D"]:
+) -> HeadRows:
     """The results of all decode rows and those of `chunks`, whose memory is used; zeros for padding tokens."""
     kernel = partial(
         _decode_kernel,
@@ -96,7 +96,7 @@ def attend_joined_decode_rows(
     counts: Int[Array, "SK"] | None,
     tiles: Tiles,
     interpret: bool,
-) -> tuple[Float[Array, "T H D"], KVPages, Int[Array, "SK"]]:
+) -> tuple[HeadRows, KVPages, Int[Array, "SK"]]:
     """As `triton_attention.joined_attention_triton`, with its arguments and results."""
     num_tokens, num_kv_heads, width, head_dim = qkv.shape
     normed = rotation.q_norm is not None
@@ -233,7 +233,7 @@ def _joined_decode_kernel(
     _serve_rows(schedule, results, pages_ref.shape[3], tile, WHOLE, units, attend, interpret)
 
 
-def _attend_piece(attend, start: Int[Array, ""], end: Int[Array, ""], tile: Tile, carry):
+def _attend_piece(attend, start: Scalar, end: Scalar, tile: Tile, carry):
     visible = jnp.full(tile.rows, end - 1)
     return jax.lax.fori_loop(
         0,
@@ -314,7 +314,7 @@ def _serve_rows(
     _share(last(schedule.row_units), num_kv_heads, count)
 
 
-def _share(count: Int[Array, ""], num_heads: int, serve: Callable[[Int[Array, ""], Int[Array, ""]], None]) -> None:
+def _share(count: Scalar, num_heads: int, serve: Callable[[Scalar, Scalar], None]) -> None:
     end = count * num_heads
 
     def turn(unit):
@@ -325,9 +325,7 @@ def _share(count: Int[Array, ""], num_heads: int, serve: Callable[[Int[Array, ""
     jax.lax.while_loop(lambda unit: unit < end, turn, pl.program_id(0))
 
 
-def _join(
-    results: _Results, row: Int[Array, ""], first: Int[Array, ""], end: Int[Array, ""], kv_head, group: int, units: int
-) -> None:
+def _join(results: _Results, row: Scalar, first: Scalar, end: Scalar, kv_head, group: int, units: int) -> None:
     head_dim = results.out.shape[2]
     heads, width = power_of_two(group), power_of_two(head_dim)
     head, column = kv_head * group + jnp.arange(heads), jnp.arange(width)
@@ -359,8 +357,8 @@ def load_turned(
     qkv_ref,  # [T, K, G + 2, D]
     cos_ref,  # [T, half]
     sin_ref,  # [T, half]
-    token: Int[Array, ""],
-    where: tuple[Int[Array, ""], Int[Array, "*rows"] | int],
+    token: Scalar,
+    where: tuple[Scalar, Int[Array, "*rows"] | int],
     mask: Bool[Array, "*rows"],
     norm_ref,  # [D], or None
     *,

@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Num
 
 from jinfercept.pallas.layouts.kv_rows import BYTES, is_quantised, numbers_of, widened
-from jinfercept.pallas.layouts.pages import SCRATCH_PAGE, Ints, KVPages, VectorPart
+from jinfercept.pallas.layouts.pages import SCRATCH_PAGE, Ints, KVPages, Scalar, VectorPart
 from jinfercept.pallas.layouts.scoring import PLAIN, Scoring
 from jinfercept.pallas.tiles import LEAST_ROWS, power_of_two
 
@@ -46,8 +46,8 @@ class RowPages(NamedTuple):
     pages_ref: Any  # `as_operand` of the pages
     shape: tuple[int, ...]  # of the pages, [N, B, 2, K, W]
     tables_ref: Any  # the page tables, in one dimension
-    table: Int[Array, ""]  # where the row's table begins
-    kv_head: Int[Array, ""]
+    table: Scalar  # where the row's table begins
+    kv_head: Scalar
 
 
 def as_operand(pages: KVPages) -> Num[Array, "..."]:
@@ -65,12 +65,12 @@ def attend_tile(
     queries: tuple[Float[Array, "rows Dp"], ...],
     context: RowPages,
     tokens: int,
-    start: Int[Array, ""],
+    start: Scalar,
     visible: Int[Array, "rows"] | None,
     carry,
     *,
     head_dim: int,
-    limit: Int[Array, ""],
+    limit: Scalar,
     scoring: Scoring = PLAIN,
 ):
     """The carry after `tokens` context tokens of a row, from position `start` on, for one KV head.

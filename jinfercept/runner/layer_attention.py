@@ -6,7 +6,7 @@ from jinfercept.models.attention import paged_attention
 from jinfercept.models.blocks import Attend
 from jinfercept.pallas.gpu_kernels import joined_attention
 from jinfercept.pallas.layouts.interleaved import with_padded_heads
-from jinfercept.pallas.layouts.pages import Batch, KVPages, write_kv
+from jinfercept.pallas.layouts.pages import Batch, HeadRows, KVPages, write_kv
 from jinfercept.pallas.layouts.scoring import PLAIN, Rotation, Scoring
 from jinfercept.runner.packing import PackedShape
 
@@ -18,12 +18,12 @@ def step_attention(
     step returns experts."""
 
     def attend(
-        q: Float[Array, "T H D"],
+        q: HeadRows,
         k: Float[Array, "T K D"] | None,
         v: Float[Array, "T K D"] | None,
         pages: KVPages,
         scoring: Scoring = PLAIN,
-    ) -> tuple[Float[Array, "T H D"], KVPages]:
+    ) -> tuple[HeadRows, KVPages]:
         if k is not None and v is not None:
             pages = write_kv(pages, k, v, step.write_index)
         scoring = scoring.within(shape.pages_per_row * pages.shape[1])
@@ -44,12 +44,12 @@ class _NotingAttend:
 
     def __call__(
         self,
-        q: Float[Array, "T H D"],
+        q: HeadRows,
         k: Float[Array, "T K D"] | None,
         v: Float[Array, "T K D"] | None,
         pages: KVPages,
         scoring: Scoring = PLAIN,
-    ) -> tuple[Float[Array, "T H D"], KVPages]:
+    ) -> tuple[HeadRows, KVPages]:
         return self._attend(q, k, v, pages, scoring)
 
     def note_experts(self, experts: Int[Array, "T C"]) -> None:
@@ -63,9 +63,7 @@ class _JoinedAttend(_NotingAttend):
         super().__init__(attend, noted)
         self._batch, self._counts = batch, None
 
-    def joined(
-        self, qkv: Float[Array, "T K G2 D"], rotation: Rotation, pages: KVPages
-    ) -> tuple[Float[Array, "T H D"], KVPages]:
+    def joined(self, qkv: Float[Array, "T K G2 D"], rotation: Rotation, pages: KVPages) -> tuple[HeadRows, KVPages]:
         # a layer's kernel leaves its counts as the next one's needs them: the step fills them with zeros once
         out, pages, self._counts = joined_attention(qkv, rotation, pages, self._batch, self._counts)
         return out, pages

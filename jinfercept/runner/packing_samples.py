@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, Int32
 
+from jinfercept.pallas.layouts.pages import Scalar
 from jinfercept.runner.sampling import IN_PROMPT, NOTHING, Kind, SampleRows, Slots, mask_words
 from jinfercept.sampling_params import MAX_BAD_SEQUENCES, MAX_BAD_TOKENS, MAX_BIASED_TOKENS
 from jinfercept.sched.plan import Chunk, DrawOptions, Sample, TokenHistory
@@ -114,7 +115,7 @@ def pack_slot(options: DrawOptions, history: TokenHistory, vocab_size: int) -> I
     return vector
 
 
-def unpack_slot(slots: Slots, slot: Int[Array, ""], packed: Int[Array, "slot"]) -> Slots:
+def unpack_slot(slots: Slots, slot: Scalar, packed: Int[Array, "slot"]) -> Slots:
     """Replace the state of one slot by a packed one."""
     parts = _split_slot(packed, slots.counts.shape[1])
     return Slots(

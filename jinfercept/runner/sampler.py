@@ -34,6 +34,7 @@ from jinfercept.runner.packing_samples import (
 from jinfercept.runner.sampling import (
     KINDS,
     Kind,
+    Logits,
     SampleRows,
     Slots,
     distinct,
@@ -343,9 +344,7 @@ def _on_rows(name: str, common_shape: CommonShape, num_rows: int, function: Call
     return run
 
 
-def _head(
-    model: ServedModel, vocab_size: int, params: Weights, x: Float[Array, "T E"], rows: SampleRows
-) -> Float[Array, "R V"]:
+def _head(model: ServedModel, vocab_size: int, params: Weights, x: Float[Array, "T E"], rows: SampleRows) -> Logits:
     logits = model.head(params, x[rows.token_index])[:, :vocab_size]
     lacking = vocab_size - logits.shape[1]
     return jnp.pad(logits, ((0, 0), (0, lacking)), constant_values=-jnp.inf) if lacking else logits
@@ -354,7 +353,7 @@ def _head(
 def _sample(
     kind: Kind,
     num_drawn: int | None,
-    logits: Float[Array, "R V"],
+    logits: Logits,
     last_tokens: Int32[Array, "slots"],
     rows: SampleRows,
 ) -> tuple[Array, ...]:
