@@ -82,9 +82,9 @@ CUTS: dict[str, Callable[[Heads], WorkCut]] = {"triton": work_cut, "mosaic": mos
 def joined_attention(
     qkv: Float[Array, "T K G2 D"], rotation: Rotation, pages: KVPages, batch: Batch, counts: Int[Array, "SK"] | None
 ) -> tuple[HeadRows, KVPages, Int[Array, "SK"]]:
-    from jinfercept.pallas import triton_attention
+    from jinfercept.pallas import triton_decode
 
-    return triton_attention.joined_attention_triton(qkv, rotation, pages, batch, counts)
+    return triton_decode.joined_attention_triton(qkv, rotation, pages, batch, counts)
 
 
 def quantized_product(num_rows: int, dtype: DTypeLike, values: DTypeLike) -> Callable[..., Float[Array, "T N"]] | None:

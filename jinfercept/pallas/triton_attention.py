@@ -18,10 +18,9 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
-from jaxtyping import Array, Float, Int
 
 from jinfercept.pallas.layouts.pages import Batch, HeadRows, KVPages, Scalar
-from jinfercept.pallas.layouts.scoring import PLAIN, Rotation, Scoring
+from jinfercept.pallas.layouts.scoring import PLAIN, Scoring
 from jinfercept.pallas.tiles import (
     AMPERE,
     DTYPES,
@@ -33,7 +32,7 @@ from jinfercept.pallas.tiles import (
     is_supported,
     tiles_for,
 )
-from jinfercept.pallas.triton_decode import attend_decode_rows, attend_joined_decode_rows
+from jinfercept.pallas.triton_decode import attend_decode_rows
 from jinfercept.pallas.triton_softmax import (
     EVERYWHERE,
     LOG2_E,
@@ -78,30 +77,6 @@ def paged_attention_triton(
     tiles = tiles or tiles_for(heads, AMPERE if interpret else compute_capability())
     out = None if decode_only else _attend_chunks(q, pages, batch.work, scoring, tiles.chunk, interpret)
     return attend_decode_rows(q, pages, batch.work, out, tiles, interpret, scoring)
-
-
-def joined_attention_triton(
-    qkv: Float[Array, "T K G2 D"],
-    rotation: Rotation,
-    pages: KVPages,
-    batch: Batch,
-    counts: Int[Array, "SK"] | None = None,
-    *,
-    tiles: Tiles | None = None,
-    interpret: bool = False,
-) -> tuple[HeadRows, KVPages, Int[Array, "SK"]]:
-    """Attention of decode rows that also norms and rotates queries and keys, and writes keys and values. Padding tokens give
-    zeros.
-
-    Args:
-        qkv: by KV head: its query heads, its key, its value, as their product leaves them.
-        pages: one layer's pages, without the step's own tokens; in place if donated.
-        counts: those that the step's last call has returned, after results and pages; None: this is its first call.
-    """
-    _, num_kv_heads, width, head_dim = qkv.shape
-    heads = Heads(num_kv_heads * (width - 2), num_kv_heads, head_dim, qkv.dtype.itemsize)
-    tiles = tiles or tiles_for(heads, AMPERE if interpret else compute_capability())
-    return attend_joined_decode_rows(qkv, rotation, pages, batch.work, counts, tiles, interpret)
 
 
 def _attend_chunks(q: HeadRows, pages: KVPages, work: Work, scoring: Scoring, tile: Tile, interpret: bool) -> HeadRows:

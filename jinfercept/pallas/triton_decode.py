@@ -2,7 +2,7 @@
 
 A row of one piece has its result at once. Otherwise each piece of the row's context leaves its maximum, its sum and its
 weighted values, of which the program that ends last makes the row's result (flash-decoding). Queries come rotated and keys and
-values written, or the kernel does that too (`attend_joined_decode_rows`), which spares a layer two launches.
+values written, or the kernel does that too (`joined_attention_triton`), which spares a layer two launches.
 """
 
 from collections.abc import Callable
@@ -15,9 +15,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Bool, Float, Int
 
-from jinfercept.pallas.layouts.pages import HeadRows, KVPages, Scalar
+from jinfercept.pallas.layouts.pages import Batch, HeadRows, KVPages, Scalar
 from jinfercept.pallas.layouts.scoring import PLAIN, Rotation, Scoring
-from jinfercept.pallas.tiles import Tile, Tiles, power_of_two
+from jinfercept.pallas.tiles import AMPERE, Heads, Tile, Tiles, compute_capability, power_of_two, tiles_for
 from jinfercept.pallas.triton_softmax import (
     EVERYWHERE,
     LOG2_E,
@@ -88,17 +88,27 @@ def attend_decode_rows(
     return _call(kernel, name, arrays, None, work, q.shape, pages.shape[3], tiles, interpret, aliases)[OUT]
 
 
-def attend_joined_decode_rows(
+def joined_attention_triton(
     qkv: Float[Array, "T K G2 D"],
     rotation: Rotation,
     pages: KVPages,
-    work: Work,
-    counts: Int[Array, "SK"] | None,
-    tiles: Tiles,
-    interpret: bool,
+    batch: Batch,
+    counts: Int[Array, "SK"] | None = None,
+    *,
+    tiles: Tiles | None = None,
+    interpret: bool = False,
 ) -> tuple[HeadRows, KVPages, Int[Array, "SK"]]:
-    """As `triton_attention.joined_attention_triton`, with its arguments and results."""
+    """Attention of decode rows that also norms and rotates queries and keys, and writes keys and values. Padding tokens give
+    zeros.
+
+    Args:
+        qkv: by KV head: its query heads, its key, its value, as their product leaves them.
+        pages: one layer's pages, without the step's own tokens; in place if donated.
+        counts: those that the step's last call has returned, after results and pages; None: this is its first call.
+    """
     num_tokens, num_kv_heads, width, head_dim = qkv.shape
+    heads, work = Heads(num_kv_heads * (width - 2), num_kv_heads, head_dim, qkv.dtype.itemsize), batch.work
+    tiles = tiles or tiles_for(heads, AMPERE if interpret else compute_capability())
     normed = rotation.q_norm is not None
     kernel = partial(
         _joined_decode_kernel,
@@ -110,7 +120,7 @@ def attend_joined_decode_rows(
     )
     arrays = [qkv, pages, rotation.cos, rotation.sin]
     arrays += [rotation.q_norm, rotation.k_norm] if normed else []
-    out_shape, name = (num_tokens, num_kv_heads * (width - 2), head_dim), "paged_decode_attention_joined"
+    out_shape, name = (num_tokens, heads.num_heads, head_dim), "paged_decode_attention_joined"
     *_, out, counted, written = _call(
         kernel, name, arrays, counts, work, out_shape, num_kv_heads, tiles, interpret, {1: OUT + 2}
     )

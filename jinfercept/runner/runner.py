@@ -36,12 +36,8 @@ from jinfercept.runner.steps import (
     RowExperts,
     add_steps,
     call_weights,
-    kinds_of,
-    layers_key,
     num_computed,
-    places_of,
-    step_names,
-    step_shapes,
+    step_table,
 )
 from jinfercept.sched.plan import FROM_DEVICE, Chunk, DraftPlan, Masks, Sample, StepPlan, StepResult, WindowCopies
 
@@ -108,7 +104,6 @@ class ModelRunner:
         self.device = mesh_of(leaf).local_devices[0]
         sizes = transfer_sizes(self.device.platform, shape.staging_pages)
         self._common_shape = CommonShape(shape.sample_rows[-1], sizes[0])
-        self._places = {group: places_of(model, group) for group in self._groups}
         own, *others = pool_shapes(model, shape, leaf)
         pages: dict[str, Any] = {"sizes": sizes, "staging_pages": shape.staging_pages}
         pages |= {"pinned": shape.pinned_memory, "moved_pages": shape.moved_pages}
@@ -125,23 +120,18 @@ class ModelRunner:
         self.executables = Executables() if executables is None else executables
         self.drafter: ModelDrafter | None = None
         self.drafting = True
-        self._buckets = step_shapes(model, shape, attention, leaf)
-        kinds = kinds_of(model)
-        self._keys = {  # of a step's executables: of the embedding, then of the groups of layers
-            (size, alone): [(embed, size), *[layers_key(name, size, group, kinds) for group in self._groups]]
-            for size, alone in sorted(self._buckets, key=lambda step: (step[0], not step[1]))
-            for embed, name in [step_names(alone)]
-        }
+        self._calls = step_table(model, shape, attention, leaf)
         self._steps = {  # that can compute a plan, by its bucket and whether it has decode rows only; its own first
             (bucket, decodes): [
                 (
                     step,
                     {
-                        *keys,
+                        calls.embed,
+                        *(group.key for group in calls.groups),
                         *(("draft layer", step, drafts) for drafts in kinds_of_drafts),
                     },
                 )
-                for step, keys in self._keys.items()
+                for step, calls in self._calls.items()
                 if step[0] >= bucket and step[1] <= decodes
             ]
             for bucket in (0, *shape.buckets)
@@ -357,7 +347,7 @@ class ModelRunner:
         commons: list[np.ndarray],
         moving: list[Pool],
     ) -> tuple[Hidden, tuple[Array, ...], Array]:
-        shape, (embed, *layer_keys) = self._buckets[samples.step], self._keys[samples.step]
+        shape, embed, groups = self._calls[samples.step]
         tables = self._state_slots, self._window_tables
         packed = pack(
             plan.chunks, self._tables, self._shape.page_size, shape, *tables, plan.draft and plan.draft.following
@@ -374,8 +364,7 @@ class ModelRunner:
         for kv in moving:
             kv.offload()
         experts, layers = list[Array](), self._layers()
-        for group, key in zip(self._groups, layer_keys, strict=True):
-            places = self._places[group]
+        for key, group, places in groups:
             kept = tuple([layers[index] for index in places])
             x, kept, *noted = self.executables[key](self._leaves[group], x, kept, batch)
             layers.update(zip(places, kept, strict=True))

@@ -16,7 +16,8 @@ from jinfercept.models.config import PLAIN_KIND, LayerKind
 from jinfercept.models.load import load
 from jinfercept.models.protocol import windows_of
 from jinfercept.pallas.tiles import Tile, Tiles, work_cut
-from jinfercept.pallas.triton_attention import joined_attention_triton, paged_attention_triton
+from jinfercept.pallas.triton_attention import paged_attention_triton
+from jinfercept.pallas.triton_decode import joined_attention_triton
 from jinfercept.runner import steps
 from jinfercept.runner.runner import ModelRunner
 from jinfercept.runner.shape import RunnerShape
