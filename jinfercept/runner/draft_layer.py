@@ -37,11 +37,9 @@ from jinfercept.pallas.tiles import Heads
 from jinfercept.pallas.work_schedule import Work, WorkCut, even_schedule
 from jinfercept.runner.executables import Executables
 from jinfercept.runner.layer_attention import step_attention
-from jinfercept.runner.packing import CommonShape, PackedShape, in_place
+from jinfercept.runner.packing import CommonShape, PackedShape, Step, in_place
 from jinfercept.runner.packing_samples import unpack_samples
 from jinfercept.runner.sampling import SampleRows, sample
-
-Step = tuple[int, bool]
 
 
 class DraftRows(NamedTuple):

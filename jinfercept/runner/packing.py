@@ -22,6 +22,9 @@ from jinfercept.pallas.work_schedule import Work, WorkCut, schedules
 from jinfercept.runner.packing_samples import NUM_FIELDS
 from jinfercept.sched.plan import FROM_DEVICE, Chunk, NewPages
 
+Step = tuple[int, bool]
+"""The bucket of a step, and whether its executables are those for decode rows only."""
+
 
 class PackedShape(NamedTuple):
     """The static sizes of one bucket's executable."""

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int32
 from jinfercept.models.mesh import beside, over_devices, place
 from jinfercept.models.protocol import ServedModel, Weights
 from jinfercept.runner.executables import Executables
-from jinfercept.runner.packing import CommonShape
+from jinfercept.runner.packing import CommonShape, Step
 from jinfercept.runner.packing_samples import (
     SampledRow,
     draw_needs,
@@ -49,8 +49,6 @@ from jinfercept.runner.sampling import (
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan import Chunk, Masks, TokenLogprobs
 
-Step = tuple[int, bool]
-"""The bucket of a step, and whether its executables are those for decode rows only."""
 Steps = Sequence[tuple[Step, Set[Hashable]]]
 """Steps, with the keys of their executables before the head."""
 

@@ -33,7 +33,7 @@ from jinfercept.pallas.tiles import Heads
 from jinfercept.runner.draft_layer import Assistant, DraftSteps, add_assistant, add_draft_layer
 from jinfercept.runner.executables import Executables
 from jinfercept.runner.layer_attention import step_attention
-from jinfercept.runner.packing import CommonShape, PackedShape, in_place, packed_size, unpack
+from jinfercept.runner.packing import CommonShape, PackedShape, Step, in_place, packed_size, unpack
 from jinfercept.runner.page_transfers import transfer_sizes
 from jinfercept.runner.pools import pool_shapes
 from jinfercept.runner.sampler import add_sampler, slots_bytes
@@ -67,7 +67,7 @@ def add_steps(
     last_tokens, embedded_by_size = struct((shape.max_num_seqs + 1,), jnp.int32), {}
     platform = mesh_of(leaf).devices[0].platform
     common_shape = CommonShape(shape.sample_rows[-1], transfer_sizes(platform, shape.staging_pages)[0])
-    batches = dict[tuple[int, bool], Any]()
+    batches = dict[Step, Any]()
     for step, (bucket, embed_key, groups) in table.items():
         size = bucket.num_tokens
         upload = struct((packed_size(bucket) + common_shape.size,), jnp.int32)
@@ -123,12 +123,10 @@ class StepCalls(NamedTuple):
     groups: tuple[LayerGroup, ...]
 
 
-def step_table(
-    model: ServedModel, shape: RunnerShape, attention: str, like: Placed
-) -> dict[tuple[int, bool], StepCalls]:
+def step_table(model: ServedModel, shape: RunnerShape, attention: str, like: Placed) -> dict[Step, StepCalls]:
     """The calls of every step of `step_shapes`, smaller ones first; of one bucket, those of decode rows only."""
     shapes, kinds, places = step_shapes(model, shape, attention, like), kinds_of(model), kv_places(model)
-    table = dict[tuple[int, bool], StepCalls]()
+    table = dict[Step, StepCalls]()
     for step in sorted(shapes, key=lambda step: (step[0], not step[1])):
         size, alone = step
         embed, name = ("decode embed", "decode layers") if alone else ("embed", "layers")
@@ -159,9 +157,7 @@ def _stacked(vectors: Sequence[Any]) -> Any:
     return jax.jit(jnp.stack, out_shardings=first.sharding)(vectors)
 
 
-def step_shapes(
-    model: ServedModel, shape: RunnerShape, attention: str, like: Placed
-) -> dict[tuple[int, bool], PackedShape]:
+def step_shapes(model: ServedModel, shape: RunnerShape, attention: str, like: Placed) -> dict[Step, PackedShape]:
     """The packed sizes of every step's executables: by bucket, and by whether they serve steps of decode rows only.
 
     Executables for decode rows exist only where attention has other code for them. `like` has the dtype and the devices of the
@@ -183,14 +179,14 @@ def step_shapes(
         plain = not scored and not all(window and window < shape.most_tokens for window in windows_of(model) or (None,))
         attention = best(like.dtype, stored, heads, shape.page_size, plain=plain)
     cut = cut_for(heads, attention)
-    joined = shape.joined_decode and not is_quantised(stored)  # they attend to the row's own key before it is rounded
     kinds = [(size, False) for size in shape.buckets]
     kinds += [] if cut is None else [(size, True) for size in shape.decode_buckets]
     own = {"attention": attention, "cut": cut, "window": max(pool_windows(model, shape), default=0)}
     own["has_draft_layer"] = shape.is_assisted or num_draft_layers(config) > 0
     own |= {"window_cut": None if window_heads == heads else cut_for(window_heads, attention)}
     return {
-        (size, alone): shape.bucket(size)._replace(decode_only=alone, joined=alone and joined, **own)
+        # joined attention reads a row's own key before it is rounded
+        (size, alone): shape.bucket(size)._replace(decode_only=alone, joined=alone and not is_quantised(stored), **own)
         for size, alone in kinds
     }
 
