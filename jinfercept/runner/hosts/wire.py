@@ -42,7 +42,7 @@ _draw_values = attrgetter(*_DRAW)
 
 def encode_plan(plan: StepPlan) -> bytes:
     chunks = [
-        _numbers(chunk) if chunk.sample is None or chunk.sample.history is None else _entering(chunk, chunk.sample)
+        chunk if chunk.sample is None or chunk.sample.history is None else _entering(chunk, chunk.sample)
         for chunk in plan.chunks
     ]
     window = () if plan.window is None else _moves(plan.window)
@@ -94,11 +94,7 @@ def _entering(chunk: Chunk, sample: Sample) -> tuple[object, ...]:
     assert sample.options is not None
     params = sample.options.params
     slot = (params.logit_bias, params.allowed_token_ids, params.bad_words_token_ids, sample.options.end_token_ids)
-    return (*chunk[:4], (*sample[:4], (sample.history, slot), sample.forced), *_numbers(chunk)[5:])
-
-
-def _numbers(chunk: Chunk) -> tuple[object, ...]:
-    return chunk if chunk.adapter else chunk[:-1]
+    return (*chunk[:4], (*sample[:4], (sample.history, slot), sample.forced), *chunk[5:])
 
 
 def _plain(options: object) -> object:
@@ -110,14 +106,14 @@ def _plain(options: object) -> object:
 
 
 def _chunk(fields: tuple[Any, ...]) -> Chunk:
-    slot, start, tokens, new_pages, sample, score, num_drafts, *adapter = fields
+    slot, start, tokens, new_pages, sample, score, num_drafts, adapter = fields
     if new_pages:
         first, slots, state, window, state_from = new_pages
         if window:
             window = WindowEntries(window[0], array("i", window[1]))
         new_pages = NewPages(first, array("i", slots), state, window, state_from)
     sample, score = sample and _sample(*sample), score and Score(*score)
-    return Chunk(slot, start, tokens, new_pages, sample, score, num_drafts, *adapter)
+    return Chunk(slot, start, tokens, new_pages, sample, score, num_drafts, adapter)
 
 
 def _sample(
