@@ -119,13 +119,6 @@ def test_every_fork_has_to_call(make: Make) -> None:
         assert called(completion)
 
 
-def test_a_call_that_the_caller_runs_ends_the_output(make: Make) -> None:
-    [completion] = answers(make(QWEN), RANDOM, tools=[DECLARED], tool_choice="required", parallel_tool_calls=False)
-    assert completion.finish_reason == "tool_calls"
-    [call] = completion.messages[-1]["tool_calls"]
-    assert json.loads(call["function"]["arguments"])["item"] in ("lamp", "pen")
-
-
 def test_what_has_to_be_called_is_called_behind_the_reasoning(make: Make) -> None:
     written = "<think>\nNot yet.\n</think>\n\n"
     options: dict[str, Any] = {"tool_choice": "required", "reasoning_parser": "auto", "tools": [DECLARED]}
@@ -144,13 +137,6 @@ def test_the_form_of_the_answer_is_asked_of_later_turns(make: Make) -> None:
     assert called(completion)
     assert completion.messages[-1]["content"] in ("23", "46")
     assert completion.finish_reason == "stop"
-
-
-def test_none_reads_of_the_tools_and_calls_nothing(make_scripted: Make) -> None:
-    scripted = make_scripted(QWEN)
-    [completion] = answers(scripted, GREEDY, written=CALL + END, tool_choice="none")  # behind the same prompt
-    assert (completion.finish_reason, completion.interceptions) == ("stop", ())
-    assert completion.messages == ({"role": "assistant", "content": CALL},)
 
 
 def test_without_parallel_calls_the_first_of_a_turn_is_taken(make_scripted: Make) -> None:
@@ -243,12 +229,23 @@ def test_what_no_grammar_holds_is_checked_when_the_call_is_run(
         [call] = completion.messages[0]["tool_calls"]
         assert json.loads(call["function"]["arguments"]) == {"a": ["x", "x"], "b": -7}
     [record] = [record for record in caplog.records if "'unlike3'" in record.message]
-    assert record.message.endswith("#/properties/a/items/format, #/properties/a/uniqueItems")
+    assert record.message.endswith("#/properties/a/items/format, #/properties/a/uniqueItems'")
     many = [{"name": f"t{index}", "parameters": schema | {"description": "x" * 6_000}} for index in range(30)]
     scripted.llm.make_chats([QUESTION], None, many, {"tool_choice": "required"})
     refused = {"name": "f", "parameters": {"properties": {"a": {"not": {"type": "string"}}}}}
     with pytest.raises(RequestError, match=r"a call of tool 'f'; got .*#/properties/a/not"):
         scripted.llm.make_chats([QUESTION], None, [refused], {"tool_choice": "required"})
+
+
+def test_a_schema_puts_no_line_of_its_own_into_the_log(make_scripted: Make, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "jinfercept.chat.turn_grammars")
+    schema = {"properties": {"a\n12:00 INFO": {"type": "array", "uniqueItems": True}}}
+    make_scripted(QWEN).llm.make_chats(
+        [QUESTION], None, [{"name": "f", "parameters": schema}], {"tool_choice": "required"}
+    )
+    [record] = caplog.records
+    assert "\n" not in record.message
+    assert "a\\n12:00" in record.message
 
 
 def test_a_choice_says_who_may_be_called() -> None:
@@ -298,19 +295,6 @@ def take(constraint: Constraint, tokenizer: Tokenizer, text: str) -> None:
 
 
 @pytest.mark.parametrize("marks", [[], MARKS[:2]])
-def test_anything_but_the_end_may_be_thought(marks: list[str]) -> None:
-    tokenizer = tokenizer_of(marks)
-    matcher = constraint(tokenizer, "thinking")
-    assert len(may_come(matcher, tokenizer)) == len({tokenizer.token_text(i) for i in range(tokenizer.vocab_size)}) - 1
-    take(matcher, tokenizer, "x {<th</thi</think>")
-    assert may_come(matcher, tokenizer) == BEGINNINGS
-    assert not matcher.ended
-    take(matcher, tokenizer, "abc")
-    assert matcher.ended
-    assert may_come(matcher, tokenizer) == {"<end>"}
-
-
-@pytest.mark.parametrize("marks", [[], MARKS[:2]])
 @pytest.mark.parametrize("regex", ["<tag>|[a-c]{3}", "[a-c]{3}"])
 def test_a_turn_that_may_begin_with_either_goes_on_as_it_began(marks: list[str], regex: str) -> None:
     tokenizer = tokenizer_of(marks)
@@ -331,9 +315,3 @@ def test_text_in_the_token_that_closes_the_reasoning_is_the_answers() -> None:
         [token] = [i for i in range(tokenizer.vocab_size) if tokenizer.token_text(i) == text]
         matcher.accept(token)
         assert may_come(matcher, tokenizer) == follows
-
-
-def test_every_turn_begins_as_its_prompt_says() -> None:
-    tokenizer = tokenizer_of([])
-    assert may_come(constraint(tokenizer, "thinking", "answering", turns=2), tokenizer) == BEGINNINGS
-    assert len(may_come(constraint(tokenizer, "answering", "thinking", turns=2), tokenizer)) > 100

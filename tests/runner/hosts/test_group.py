@@ -1,4 +1,4 @@
-"""Hosts know their places by options and variables, execute the same plans, agree on sizes, and end together."""
+"""Hosts know their places by options and variables, run the same plans, agree on sizes, end together; the bytes of plans."""
 
 import threading
 import time
@@ -14,7 +14,16 @@ from jinfercept.errors import ConfigError
 from jinfercept.runner.hosts import group as group_module
 from jinfercept.runner.hosts.group import HostGroup, LeadingRunner, follow
 from jinfercept.runner.hosts.link import Placement, place
-from jinfercept.sched.plan import Chunk, Masks, NewPages, Sample, StepPlan, StepResult
+from jinfercept.runner.hosts.wire import decode_masks, encode_masks, encode_plan
+from jinfercept.sched.plan import (
+    FROM_DEVICE,
+    Chunk,
+    Masks,
+    NewPages,
+    Sample,
+    StepPlan,
+    StepResult,
+)
 from tests.support.engine_requests import DEPTHS, request, serve
 from tests.support.fake_engine import POLICIES, VOCAB, FakeRunner, run_all
 from tests.support.fake_runner import FakeForward
@@ -178,3 +187,16 @@ def test_what_is_missing_or_wrong(options: HostOptions, words: str) -> None:
     with pytest.raises(ConfigError) as error:
         place(options)
     assert words in str(error.value)
+
+
+def test_a_decode_row_takes_few_bytes() -> None:
+    row = Chunk(200, 4000, (FROM_DEVICE,), (), Sample(0.7, 0xFFFFFFFF))
+    assert len(encode_plan(StepPlan(7, 256, (row,) * 256))) < 35 * 256
+
+
+def test_masks_arrive_as_they_were_sent() -> None:
+    masks = {5: np.array([0, 12345, 0xFFFFFFFF], np.uint32), 0: np.full(4008, 77, np.uint32)}
+    arrived = decode_masks(encode_masks(masks))
+    assert list(arrived) == list(masks)
+    for row, words in masks.items():
+        np.testing.assert_array_equal(arrived[row], words, strict=True)
