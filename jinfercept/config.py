@@ -374,9 +374,6 @@ class AdvancedOptions:
         "in float32 on a CPU, log probabilities have the same bits whatever the batch, chunks, policy and pauses, and those of "
         "a plain forward of the same tokens: products of 64 rows at least, and attention=ordered",
     )
-    joined_decode: bool = option(
-        True, "on a GPU, the attention kernel of decode steps also rotates queries and keys and writes keys and values"
-    )
     compilation_cache: bool = option(True, "keep compiled executables on disk for the next start")
     async_dispatch: bool = option(
         True, "on a GPU, XLA starts executables from a thread of its own, so that a step costs the host a third less"
@@ -445,7 +442,6 @@ class LLMOptions(RestartOptions, total=False):
     pinned_memory: bool
     attention: AttentionChoice
     batch_invariant: bool
-    joined_decode: bool
     compilation_cache: bool
     async_dispatch: bool
     coordinator: str | None

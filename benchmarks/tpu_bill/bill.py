@@ -31,7 +31,7 @@ from jinfercept.errors import ConfigError
 from jinfercept.models.model import abstract_params, param_bytes
 from jinfercept.models.sharding import serving_config
 from jinfercept.pallas.layouts.interleaved import interleaved_shape
-from jinfercept.pallas.tpu_attention import CONTEXT_TOKENS
+from jinfercept.pallas.tpu_kernels import CONTEXT_TOKENS
 from jinfercept.sched.data_sheets import ACCELERATORS, REACHED_BANDWIDTH, REACHED_FLOPS
 from jinfercept.sched.roofline import ProfiledExperts, ProfiledModel, experts_in_use, roofline
 from jinfercept.sim.reports import check_writable

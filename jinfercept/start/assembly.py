@@ -26,7 +26,7 @@ from jinfercept.models.jax_settings import own_settings
 from jinfercept.models.load import dtype_name
 from jinfercept.models.protocol import ModelDimensions, ServedModel, num_draft_layers
 from jinfercept.runner.disk_pages import DiskPages
-from jinfercept.runner.hosts.lockstep import LeadingRunner
+from jinfercept.runner.hosts.group import LeadingRunner
 from jinfercept.runner.pools import Pool
 from jinfercept.runner.runner import ForwardTicket, ModelRunner, StepTicket
 from jinfercept.runner.shape import RunnerShape

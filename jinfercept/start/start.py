@@ -25,10 +25,9 @@ from jinfercept.models.jax_settings import own_settings
 from jinfercept.models.load import locate, read_config
 from jinfercept.models.mesh import ModelMesh
 from jinfercept.models.protocol import ModelDimensions, Params, ServedModel
-from jinfercept.runner.assistant import as_assistant
+from jinfercept.runner.draft_layer import as_assistant
 from jinfercept.runner.executables import Progress, silent
-from jinfercept.runner.hosts.group import HostGroup
-from jinfercept.runner.hosts.lockstep import LeadingRunner
+from jinfercept.runner.hosts.group import HostGroup, LeadingRunner
 from jinfercept.runner.runner import ModelRunner
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.sched.named_profiles import load_profile
