@@ -113,6 +113,7 @@ class Simulation:
     limits: LatencyLimits = LIMITS  # a request that stays within them is goodput
     warm_up_s: float = 0.0  # requests and turns of these first seconds are in no latency and no goodput
     fair: bool = True  # tenants share memory·time by their weights; else all requests are one tenant's
+    check: bool = False  # assert the conservation of pages after every step
 
     def __post_init__(self) -> None:
         check_choice(self._scheduled_policy)
@@ -244,7 +245,7 @@ class Simulation:
         accounts = RunStats(log, scheduler, prices, buckets[-1], self.limits)
         requests = RequestLifecycle(scheduler, dispatcher, clock, vocab_size=1 << 31, open_text=open_text)
         runner, wake = PricedRunner(prices, clock), threading.Event()
-        engine = Engine(requests, runner, wake, depth=self.depth)
+        engine = Engine(requests, runner, wake, depth=self.depth, check=self.check)
         engine.observe(log)
         return engine, accounts
 
