@@ -16,15 +16,15 @@ from jinfercept.errors import ConfigError
 from jinfercept.hooks import Text
 from jinfercept.kv.manager import KVManager
 from jinfercept.request import Request
-from jinfercept.sched.build import SchedulerLimits, plan_scheduler
 from jinfercept.sched.door import Overload
 from jinfercept.sched.estimator import ESTIMATORS, Estimator, EstimatorChoice, make_estimator
 from jinfercept.sched.orders import OrderChoice, check_order_choice
 from jinfercept.sched.plugins import label
 from jinfercept.sched.policies import PolicyChoice, PolicyInputs, check_choice
-from jinfercept.sched.preemption import Preemption
 from jinfercept.sched.profile import Profile
+from jinfercept.sched.scheduler import SchedulerLimits, plan_scheduler
 from jinfercept.sched.sequence import PendingCall
+from jinfercept.sched.transfers import Preemption
 from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.run_stats import Report, RunStats
 from jinfercept.sim.scripted import (

@@ -30,11 +30,11 @@ from jinfercept.runner.hosts.lockstep import LeadingRunner
 from jinfercept.runner.pools import Pool
 from jinfercept.runner.runner import ForwardTicket, ModelRunner, StepTicket
 from jinfercept.runner.shape import RunnerShape
-from jinfercept.sched.build import SchedulerBuild, SchedulerLimits, plan_scheduler
 from jinfercept.sched.estimator import make_estimator
 from jinfercept.sched.orders import check_order_choice
 from jinfercept.sched.policies import check_choice
 from jinfercept.sched.profile import Profile
+from jinfercept.sched.scheduler import SchedulerBuild, SchedulerLimits, plan_scheduler
 from jinfercept.sched.speculation import SpeculationLimits
 from jinfercept.start.disk_tier import DiskTier
 from jinfercept.start.invariant import as_invariant

@@ -17,13 +17,12 @@ from jinfercept.engine.meter.ledger import Prices
 from jinfercept.engine.meter.request_log import LogEvent, RequestLog, Stepped
 from jinfercept.engine.protocols import Clock
 from jinfercept.kv.manager import KVManager
-from jinfercept.sched.build import SchedulerLimits, plan_scheduler
 from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.plan_builder import SchedulerCounters
-from jinfercept.sched.preemption import Preemption
 from jinfercept.sched.profile import Profile
-from jinfercept.sched.scheduler import Scheduler
+from jinfercept.sched.scheduler import Scheduler, SchedulerLimits, plan_scheduler
+from jinfercept.sched.transfers import Preemption
 from jinfercept.sim.scripted import ScriptedDispatcher, make_request, plain_tokens, play
 from jinfercept.sim.simulator import PricedRunner, VirtualClock
 from jinfercept.sim.workload import Script, Segment

@@ -26,7 +26,7 @@ from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.policy import preserve
-from jinfercept.sched.scheduler import Scheduler
+from jinfercept.sched.scheduler import Scheduler, SchedulerLimits
 from jinfercept.sched.sequence import Sequence
 from jinfercept.sim.scripted import ScriptedDispatcher
 from jinfercept.sim.simulator import PricedRunner, VirtualClock
@@ -70,10 +70,7 @@ def waits_of_the_lone(others: Several[Client], until_s: float) -> list[float]:
         policy,
         profile,
         estimator,
-        buckets=(32, 64, 256),
-        max_num_seqs=8,
-        max_model_len=1024,
-        chunk_tokens=256,
+        SchedulerLimits((32, 64, 256), max_num_seqs=8, max_model_len=1024),
     )
     dispatcher = ScriptedDispatcher(clock, lambda number, place, count: ())
     priced = PricedRunner(Prices(profile, PAGE, synchronous=policy.synchronous), clock)

@@ -27,7 +27,7 @@ from jinfercept.sched.order import Order
 from jinfercept.sched.plan import PlanRunner, StepPlan
 from jinfercept.sched.policies import SETTINGS, PolicyInputs
 from jinfercept.sched.policy import Policy
-from jinfercept.sched.scheduler import Scheduler
+from jinfercept.sched.scheduler import Scheduler, SchedulerLimits
 from jinfercept.sched.speculation import NO_DRAFTS, SpeculationLimits
 from tests.support.fake_runner import VOCAB, FakeRunner, next_token
 
@@ -174,13 +174,15 @@ def make_engine(
         policy,
         AffineCost(link_tokens_per_s=link_tokens_per_s, per_query_s=per_query_s),
         estimator or ElapsedEstimator(),
-        buckets=buckets,
-        max_num_seqs=max_num_seqs,
-        max_model_len=max_model_len or num_pages * page_size,
-        chunk_tokens=chunk_tokens,
-        speculation=speculation,
+        SchedulerLimits(
+            buckets,
+            max_num_seqs,
+            max_model_len or num_pages * page_size,
+            chunk_tokens,
+            speculation=speculation,
+            overload=overload,
+        ),
         order=order,
-        overload=overload,
     )
     wake = Event()
     requests = RequestLifecycle(

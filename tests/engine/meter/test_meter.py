@@ -24,7 +24,7 @@ from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.estimator import HistoryEstimator
 from jinfercept.sched.plan import StepResult
 from jinfercept.sched.policies import PolicyInputs
-from jinfercept.sched.scheduler import Scheduler
+from jinfercept.sched.scheduler import Scheduler, SchedulerLimits
 from tests.support.engine_requests import request, tokens_in
 from tests.support.fake_engine import (
     AffineCost,
@@ -83,8 +83,8 @@ def world(
     policy = inputs.make(name)
     log = RequestLog(clock.now)
     meter = EngineStats(log, kv, inputs, synchronous=policy.synchronous)
-    sizes = {"buckets": (4, 16), "max_num_seqs": 4, "max_model_len": num_pages * SIZE, "chunk_tokens": 1 << 30}
-    scheduler = Scheduler(kv, policy, COST, estimator, **sizes)  # pyright: ignore[reportArgumentType]
+    limits = SchedulerLimits((4, 16), max_num_seqs=4, max_model_len=num_pages * SIZE)
+    scheduler = Scheduler(kv, policy, COST, estimator, limits)
     dispatcher = InstantDispatcher(clock, latency, lambda call: replace(tokens_in(call), duration_s=latency(call)))
     runner, wake = TimedRunner(SIZE, (4, 16)), threading.Event()
     requests = RequestLifecycle(scheduler, dispatcher, clock, vocab_size=97)
