@@ -10,18 +10,26 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import NamedTuple, final
 
+from jinfercept.engine.dispatcher import RealClock
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.lifecycle import RequestLifecycle
 from jinfercept.engine.meter.counts import LIMITS
 from jinfercept.engine.meter.ledger import Prices
 from jinfercept.engine.meter.request_log import RequestLog
-from jinfercept.engine.protocols import RealClock
 from jinfercept.request import Request
 from jinfercept.runner.runner import ForwardTicket, ModelRunner, StepTicket
 from jinfercept.sched.plan import Masks, StepPlan, StepResult
 from jinfercept.sim.run_stats import Report, RunStats
-from jinfercept.sim.scripted import Progress, ScriptedDispatcher, drive, play
-from jinfercept.sim.session_clients import SessionClients, SessionLoad, TurnRecord, Writer
+from jinfercept.sim.scripted import (
+    Progress,
+    ScriptedDispatcher,
+    SessionClients,
+    SessionLoad,
+    TurnRecord,
+    Writer,
+    drive,
+    play,
+)
 from jinfercept.sim.simulation import Simulation
 from jinfercept.start.start import EngineSetup
 

@@ -13,18 +13,14 @@ from jinfercept.errors import ConfigError
 from jinfercept.kv.context import ContextResidency
 from jinfercept.kv.manager import KVManager
 from jinfercept.sched.chunk_planner import ChunkPlanner
-from jinfercept.sched.cost import CostModel, StepBudget
 from jinfercept.sched.door import Door, Overload
 from jinfercept.sched.estimator import Estimator
-from jinfercept.sched.fairness import FairShare
-from jinfercept.sched.observer import Observer
-from jinfercept.sched.order import Order
-from jinfercept.sched.orders import OrderChoice, make_order
+from jinfercept.sched.orders import Order, OrderChoice, make_order
 from jinfercept.sched.plan_builder import MoveOrder, PlanBuilder, PlannedStep, SchedulerCounters
 from jinfercept.sched.policies import WHOLE_PROMPTS, PolicyChoice, PolicyInputs
-from jinfercept.sched.policy import Policy
-from jinfercept.sched.profile import Profile
-from jinfercept.sched.queues import Queues, Rank
+from jinfercept.sched.policy import Observer, Policy
+from jinfercept.sched.profile import CostModel, Profile, StepBudget
+from jinfercept.sched.queues import FairShare, Queues, Rank
 from jinfercept.sched.sequence import CallDuration, PendingCall, Sequence, State
 from jinfercept.sched.speculation import NO_DRAFTS, Speculation, SpeculationLimits
 from jinfercept.sched.transfers import PreemptedSequences, Preemption, Transfers

@@ -11,12 +11,10 @@ from typing import Literal, NamedTuple, final
 from jinfercept.kv.context import Context, PageRun, bounds
 from jinfercept.kv.manager import KVManager
 from jinfercept.kv.page import Residency
-from jinfercept.sched.cost import CostModel
-from jinfercept.sched.fairness import FairShare
-from jinfercept.sched.observer import Observer
 from jinfercept.sched.plan_builder import HostVictims, MoveOrder, PlanBuilder, SchedulerCounters
-from jinfercept.sched.policy import Action, Budget, Move, Mover, Policy
-from jinfercept.sched.queues import Queues
+from jinfercept.sched.policy import Action, Budget, Move, Mover, Observer, Policy
+from jinfercept.sched.profile import CostModel
+from jinfercept.sched.queues import FairShare, Queues
 from jinfercept.sched.sequence import Sequence, State
 
 Preemption = Literal["auto", "policy", "recompute", "swap"]

@@ -9,20 +9,17 @@ from typing import Any, NamedTuple, cast, final
 
 from jinfercept.engine.meter.request_log import LogEvent, Passed, RequestLog
 from jinfercept.errors import ConfigError, PluginError, describe_failure
-from jinfercept.sched.guards import guard
-from jinfercept.sched.order import Order
-from jinfercept.sched.orders import OrderChoice, check_order_choice, make_order
-from jinfercept.sched.plugins import has_members, label
+from jinfercept.sched.orders import Order, OrderChoice, check_order_choice, make_order
+from jinfercept.sched.plugins import guard, has_members, label
 from jinfercept.sched.policies import PolicyChoice, PolicyInputs, check_choice
 from jinfercept.sched.policy import Move, Policy
 from jinfercept.sched.profile import Profile
 from jinfercept.sched.sequence import Sequence as RequestSequence
 from jinfercept.sched.sequence import State
 from jinfercept.sim.agent_sessions import ScriptedSession, ScriptedTurn
-from jinfercept.sim.arrivals import Arrival
-from jinfercept.sim.session_clients import SessionLoad
+from jinfercept.sim.scripted import SessionLoad
 from jinfercept.sim.simulation import Simulation
-from jinfercept.sim.workload import Script, Segment
+from jinfercept.sim.workload import Arrival, Script, Segment
 
 MAX_STEPS = 4000
 """Steps of the engine after which requests of a scenario are taken to starve. The built-in policies need a tenth."""
@@ -176,7 +173,9 @@ def scenarios() -> Iterator[Scenario]:
     load = SessionLoad(_conversations(rng), seed=0, live=5, duration_s=1.0)
     yield Scenario("follow-ups of conversations that share pages", load, _machine())
     tenants = [arrival.script._replace(tenant=str(number % 3)) for number, arrival in enumerate(_drawn(rng, 40))]
-    yield Scenario("three tenants", [Arrival(0.1 * number, script) for number, script in enumerate(tenants)], _machine())
+    yield Scenario(
+        "three tenants", [Arrival(0.1 * number, script) for number, script in enumerate(tenants)], _machine()
+    )
 
 
 def _drawn(rng: Random, max_context: int) -> list[Arrival]:

@@ -1,17 +1,22 @@
-"""A simulated run: latencies, waste and counts from a workload, a profile and a policy. Imports no JAX."""
+"""A simulated run: latencies, waste and counts from a workload, a profile and a policy. Imports no JAX.
+
+The engine and its scheduler are the real ones. A virtual clock replaces time, and a runner prices plans instead of executing
+them: a simulated model writes a request's `forced_output_ids`, and zeros behind them.
+"""
 
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from threading import Event
 from types import MappingProxyType
-from typing import final
+from typing import NamedTuple, final
 
+from jinfercept.engine.dispatcher import CallDispatcher
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.lifecycle import RequestLifecycle
 from jinfercept.engine.meter.counts import LIMITS, LatencyLimits
 from jinfercept.engine.meter.ledger import Prices
 from jinfercept.engine.meter.request_log import RequestLog
-from jinfercept.engine.protocols import CallDispatcher
 from jinfercept.errors import ConfigError
 from jinfercept.hooks import Text
 from jinfercept.kv.manager import KVManager
@@ -19,25 +24,79 @@ from jinfercept.request import Request
 from jinfercept.sched.door import Overload
 from jinfercept.sched.estimator import ESTIMATORS, Estimator, EstimatorChoice, make_estimator
 from jinfercept.sched.orders import OrderChoice, check_order_choice
+from jinfercept.sched.plan import Masks, StepPlan, StepResult
 from jinfercept.sched.plugins import label
 from jinfercept.sched.policies import PolicyChoice, PolicyInputs, check_choice
 from jinfercept.sched.profile import Profile
 from jinfercept.sched.scheduler import SchedulerLimits, plan_scheduler
 from jinfercept.sched.sequence import PendingCall
 from jinfercept.sched.transfers import Preemption
-from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.run_stats import Report, RunStats
 from jinfercept.sim.scripted import (
     Progress,
     ScriptedDispatcher,
+    SessionClients,
+    SessionLoad,
     drive,
     make_request,
     plain_tokens,
     play,
+    session_tokens,
 )
-from jinfercept.sim.session_clients import SessionClients, SessionLoad, session_tokens
-from jinfercept.sim.simulator import PricedRunner, VirtualClock
-from jinfercept.sim.workload import Script
+from jinfercept.sim.workload import Arrival, Script
+
+
+@final
+class VirtualClock:
+    """A clock whose time passes only by `wait`, or when it is set."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+    def wait(self, wake: Event, timeout_s: float) -> None:
+        self.time += timeout_s
+        wake.clear()
+
+
+class PricedStep(NamedTuple):
+    """A plan that is not executed, and the seconds at which it would begin and end."""
+
+    tokens: tuple[int, ...]
+    submitted_s: float
+    done_s: float
+
+
+@final
+class PricedRunner:
+    """Prices plans and lets the clock pass: a device that works off its plans one after another.
+
+    At the engine's depth 1 a plan is made and dispatched while the one before it still runs. The clock passes until a plan is
+    done when its result is collected.
+    """
+
+    def __init__(self, prices: Prices, clock: VirtualClock) -> None:
+        self._prices, self._clock = prices, clock
+        self._free_s = 0.0  # when everything that was submitted is done
+
+    def forward(self, plan: StepPlan) -> PricedStep:
+        compute_s, stall_s = self._prices(plan)
+        now = self._clock.time
+        self._free_s = max(now, self._free_s) + compute_s + stall_s
+        drawn = [chunk.sample.forced or 0 for chunk in plan.chunks if chunk.sample is not None]
+        return PricedStep(tuple(drawn), now, self._free_s)
+
+    def sample(self, forward: PricedStep, masks: Masks) -> PricedStep:
+        return forward
+
+    def collect(self, ticket: PricedStep) -> StepResult:
+        self._clock.time = max(self._clock.time, ticket.done_s)
+        return StepResult(ticket.tokens, self._clock.time - ticket.submitted_s)
+
+    def reset(self) -> None:
+        """Nothing is kept."""
 
 
 @final

@@ -16,10 +16,10 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.progress import Progress
 
-from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.run_stats import Report
-from jinfercept.sim.session_clients import SessionLoad
+from jinfercept.sim.scripted import SessionLoad
 from jinfercept.sim.simulation import RunWatch, Simulation
+from jinfercept.sim.workload import Arrival
 
 INTERRUPTED = "interrupted"
 """The `error` of runs that Ctrl-C has ended."""

@@ -13,12 +13,11 @@ from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.config import CHOICES, EngineConfig, RestartOptions
 from jinfercept.engine.adapter_table import AdapterTable
 from jinfercept.engine.disk_contexts import DiskContexts
-from jinfercept.engine.dispatcher import Dispatcher
+from jinfercept.engine.dispatcher import Dispatcher, RealClock
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.lifecycle import RequestLifecycle
 from jinfercept.engine.meter.engine_stats import EngineStats
 from jinfercept.engine.meter.request_log import RequestLog
-from jinfercept.engine.protocols import RealClock
 from jinfercept.engine.thread import EngineThread
 from jinfercept.errors import ConfigError
 from jinfercept.kv.manager import KVManager

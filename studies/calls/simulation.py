@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 from jinfercept.calls import Call, Result, Tool
 from jinfercept.chat.call_markup import ContextMarkup
 from jinfercept.chat.text_stream import TextStream
-from jinfercept.engine.protocols import Clock
+from jinfercept.engine.dispatcher import Clock
 from jinfercept.errors import ConfigError
 from jinfercept.request import Request
 from jinfercept.sched.estimator import ESTIMATORS
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.scripted import Progress, ScriptedDispatcher, plain_tokens
-from jinfercept.sim.simulation import RunWatch, Simulation, reads_durations
-from jinfercept.sim.simulator import VirtualClock
+from jinfercept.sim.simulation import RunWatch, Simulation, VirtualClock, reads_durations
 from studies.calls.markup import CallArrival
 
 

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple, final
 
+from jinfercept.engine.dispatcher import Clock
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.lifecycle import RequestLifecycle
 from jinfercept.engine.meter.ledger import Prices
 from jinfercept.engine.meter.request_log import LogEvent, RequestLog, Stepped
-from jinfercept.engine.protocols import Clock
 from jinfercept.kv.manager import KVManager
 from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.named_profiles import load_profile
@@ -24,7 +24,7 @@ from jinfercept.sched.profile import Profile
 from jinfercept.sched.scheduler import Scheduler, SchedulerLimits, plan_scheduler
 from jinfercept.sched.transfers import Preemption
 from jinfercept.sim.scripted import ScriptedDispatcher, make_request, plain_tokens, play
-from jinfercept.sim.simulator import PricedRunner, VirtualClock
+from jinfercept.sim.simulation import PricedRunner, VirtualClock
 from jinfercept.sim.workload import Script, Segment
 
 MOST_S = 1e7

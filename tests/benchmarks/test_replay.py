@@ -9,12 +9,9 @@ from benchmarks.replay import different, random_tokens, replay, resize_host, sim
 from benchmarks.suite.scaled import scaled, scaled_sessions
 from jinfercept.errors import ConfigError
 from jinfercept.request import Request
-from jinfercept.sim.agent_sessions import ScriptedSession, ScriptedTurn
-from jinfercept.sim.arrivals import Arrival
-from jinfercept.sim.scripted import make_request
-from jinfercept.sim.session_clients import SessionLoad
-from jinfercept.sim.trace_files import load_sessions
-from jinfercept.sim.workload import Script, Segment
+from jinfercept.sim.agent_sessions import ScriptedSession, ScriptedTurn, load_sessions
+from jinfercept.sim.scripted import SessionLoad, make_request
+from jinfercept.sim.workload import Arrival, Script, Segment
 from jinfercept.start.start import EngineSetup
 from tests.support.tiny_model import tiny_setup
 

@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jinfercept.engine.admission import check_request
 from jinfercept.engine.engine import Engine
-from jinfercept.engine.lifecycle import RequestLifecycle
+from jinfercept.engine.lifecycle import RequestLifecycle, check_request
 from jinfercept.engine.meter.ledger import Prices
 from jinfercept.errors import RequestError
 from jinfercept.events import Finished, Token
@@ -29,7 +28,7 @@ from jinfercept.sched.policy import preserve
 from jinfercept.sched.scheduler import Scheduler, SchedulerLimits
 from jinfercept.sched.sequence import Sequence
 from jinfercept.sim.scripted import ScriptedDispatcher
-from jinfercept.sim.simulator import PricedRunner, VirtualClock
+from jinfercept.sim.simulation import PricedRunner, VirtualClock
 from tests.support.scheduler_bench import SchedulerBench, names
 
 # -- how long a tenant waits -------------------------------------------------------------------------------------------

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from jinfercept.kv.manager import KVManager
 from jinfercept.sched.lru import LeastRecentlyUsed
+from jinfercept.sched.named_profiles import LLAMA_2_7B, roofline
 from jinfercept.sched.policy import Action
 from jinfercept.sched.profile import Profile
-from jinfercept.sched.roofline import LLAMA_2_7B, roofline
 from jinfercept.sched.sequence import Sequence
 from jinfercept.sched.transfers import PreemptedSequences, cheaper, pages_per_copy
 from tests.support.scheduler_bench import SIZE, SchedulerBench

@@ -11,12 +11,18 @@ import pytest
 from jinfercept.engine.meter.ledger import Prices
 from jinfercept.errors import ConfigError
 from jinfercept.kv.page import PageCopy
-from jinfercept.sched.cost import CostModel
-from jinfercept.sched.data_sheets import ACCELERATORS
-from jinfercept.sched.named_profiles import PROFILES, load_profile
+from jinfercept.sched.named_profiles import (
+    ACCELERATORS,
+    LLAMA_2_7B,
+    LLAMA_3_70B,
+    LLAMA_13B,
+    PROFILES,
+    ProfiledModel,
+    load_profile,
+    roofline,
+)
 from jinfercept.sched.plan import FROM_DEVICE, Chunk, Sample, StepPlan
-from jinfercept.sched.profile import Profile
-from jinfercept.sched.roofline import LLAMA_2_7B, LLAMA_3_70B, LLAMA_13B, ProfiledModel, roofline
+from jinfercept.sched.profile import CostModel, Profile
 
 MEASURED = Profile(
     name="tiny on a desk",

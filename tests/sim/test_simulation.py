@@ -11,9 +11,8 @@ from jinfercept.kv.page import PageCopy
 from jinfercept.sched.plan import Chunk, StepPlan
 from jinfercept.sched.policies import SETTINGS
 from jinfercept.sched.profile import Profile
-from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.simulation import BOUNDS, Simulation
-from jinfercept.sim.workload import Script, Segment
+from jinfercept.sim.workload import Arrival, Script, Segment
 
 PROFILE = Profile(
     name="small",

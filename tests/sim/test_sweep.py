@@ -18,12 +18,10 @@ from jinfercept.cli.simulate import drawer, load
 from jinfercept.cli.simulation_table import exit_status, table
 from jinfercept.errors import ConfigError
 from jinfercept.sched.named_profiles import PROFILES
-from jinfercept.sim.arrivals import Arrival
-from jinfercept.sim.reports import check_outputs, over_seeds, write_json
+from jinfercept.sim.reports import check_outputs, number_text, numbers, over_seeds, write_json
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.sweep import INTERRUPTED, SimulatedLoad, SweepRun, sweep
-from jinfercept.sim.tables import number_text, numbers
-from jinfercept.sim.workload import Script, Segment
+from jinfercept.sim.workload import Arrival, Script, Segment
 
 GPTJ = PROFILES["paper-gptj-6b-a100"]
 

@@ -9,11 +9,10 @@ from rich.console import Console
 
 from jinfercept.errors import ConfigError
 from jinfercept.sched.named_profiles import PROFILES
-from jinfercept.sim.agent_sessions import ScriptedSession
-from jinfercept.sim.session_clients import SessionLoad
+from jinfercept.sim.agent_sessions import ScriptedSession, load_sessions
+from jinfercept.sim.scripted import SessionLoad
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.sweep import Report, SimulatedLoad, SweepRun
-from jinfercept.sim.trace_files import load_sessions
 from studies.__main__ import main
 from studies.agents.cells import ORDERS, AgentCell, AgentModel, contenders, play, search
 from studies.agents.command import StudyAgents

@@ -6,7 +6,7 @@ import pytest
 
 from jinfercept.errors import ConfigError
 from jinfercept.sched.named_profiles import PROFILES
-from jinfercept.sim.session_clients import SessionLoad
+from jinfercept.sim.scripted import SessionLoad
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.sweep import INTERRUPTED, Report, SimulatedLoad, SweepRun
 from studies.agents.within_limits import KEPT_SHARE, MOST_LIVE, most_kept, most_within_limits, next_live

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from jinfercept.calls import Call, Result, Tool
-from jinfercept.engine.dispatcher import Dispatcher
+from jinfercept.engine.dispatcher import CallDispatcher, Clock, Dispatcher, RealClock
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.lifecycle import RequestLifecycle
-from jinfercept.engine.protocols import CallDispatcher, Clock, RealClock
 from jinfercept.engine.retained_contexts import RetainedContexts
 from jinfercept.errors import RequestError
 from jinfercept.events import Finished as FinishedEvent
@@ -23,7 +22,7 @@ from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.door import Overload
 from jinfercept.sched.estimator import ElapsedEstimator, Estimator
-from jinfercept.sched.order import Order
+from jinfercept.sched.orders import Order
 from jinfercept.sched.plan import PlanRunner, StepPlan
 from jinfercept.sched.policies import SETTINGS, PolicyInputs
 from jinfercept.sched.policy import Policy

@@ -22,11 +22,9 @@ from jinfercept.sched.plan_builder import PlannedStep
 from jinfercept.sched.policies import PolicyChoice
 from jinfercept.sched.profile import Profile
 from jinfercept.sched.scheduler import SchedulerLimits, plan_scheduler
-from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.scripted import ScriptedDispatcher, make_request
-from jinfercept.sim.simulation import SIMULATED_ESTIMATORS, reads_durations
-from jinfercept.sim.simulator import PricedRunner, VirtualClock
-from jinfercept.sim.workload import Script
+from jinfercept.sim.simulation import SIMULATED_ESTIMATORS, PricedRunner, VirtualClock, reads_durations
+from jinfercept.sim.workload import Arrival, Script
 from tests.support.fake_runner import VOCAB, FakeForward, FakeRunner
 
 NEVER = 1e9

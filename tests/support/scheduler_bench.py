@@ -7,7 +7,7 @@ from jinfercept.kv.manager import KVManager
 from jinfercept.kv.page import Residency
 from jinfercept.kv.side_pool import NO_SIDES, SideSizes
 from jinfercept.sched.estimator import ElapsedEstimator
-from jinfercept.sched.order import Order
+from jinfercept.sched.orders import Order
 from jinfercept.sched.plan import StepPlan
 from jinfercept.sched.plan_builder import PlannedStep
 from jinfercept.sched.policy import Action, Budget, Move, Mover, Policy, swap

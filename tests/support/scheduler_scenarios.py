@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from jinfercept.kv.side_pool import SideSizes
 from jinfercept.sched.policies import SETTINGS
-from jinfercept.sim.arrivals import Arrival
-from jinfercept.sim.workload import Script, Segment
+from jinfercept.sim.workload import Arrival, Script, Segment
 from tests.support.scenario_run import BUCKETS, MAX_SEQS, NEVER, SIZE, Scenario, ScenarioRun, hangs
 
 __all__ = ["BUCKETS", "ESTIMATORS", "MAX_SEQS", "NEVER", "SIZE", "Scenario", "ScenarioRun", "hangs", "scenarios"]

@@ -11,11 +11,10 @@ from jinfercept.chat.detector import ScriptedDetector
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.lifecycle import RequestLifecycle
 from jinfercept.engine.meter.counts import LIMITS, OTHER, BoundedNames, Histogram
-from jinfercept.engine.meter.engine_stats import HISTORY_S, EngineStats
-from jinfercept.engine.meter.interceptions import UNKNOWN
-from jinfercept.engine.meter.live_state import SHOWN, live_state
+from jinfercept.engine.meter.engine_stats import HISTORY_S, UNKNOWN, EngineStats
 from jinfercept.engine.meter.request_log import RequestLog
 from jinfercept.engine.session import MAX_NAME
+from jinfercept.engine.state import SHOWN, live_state
 from jinfercept.events import Finished
 from jinfercept.kv.manager import KVManager
 from jinfercept.outputs import RequestOutput

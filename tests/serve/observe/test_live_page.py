@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jinfercept.engine.meter.engine_stats import EngineStats
-from jinfercept.kv.disk.store import DiskCounters, DiskOccupancy, DiskState
+from jinfercept.kv.disk import DiskCounters, DiskOccupancy, DiskState
 from jinfercept.llm import LLM
 from jinfercept.tools.inbox import Inbox
 from tests.support.live_server import END, Running, prompt_of, running, until
