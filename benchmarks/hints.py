@@ -205,7 +205,7 @@ def simulated(hint: Hint | None, seed: int, duration_s: float) -> Measured:
     engine, _ = simulation.open_engine(clock, dispatcher)
     clients = SessionClients(load, session_tokens, known_durations=True)
     hinted = _HintedClients(clients, _plain if hint is None else hint.simulated)
-    drive(engine, dispatcher, clock, hinted, simulation.most_s, lambda now, end: None)
+    drive(engine, dispatcher, clock, hinted, simulation.most_s)
     records = [record for record in clients.records if record.submitted_s > duration_s / 4]
     delays = {
         even: [record.delay_s for record in records if _preferred(record.session // NUMBERS) is even]

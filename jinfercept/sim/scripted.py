@@ -250,24 +250,9 @@ class SessionClients:
         )
 
 
-SHOWN_EVERY_S = 0.1
-"""Seconds between two calls of a `Progress`, by the wall clock."""
-
-_SHARED_TOKEN = 1 << 30
-"""Token that prompts share; tokens that are a request's number are below."""
-
-Progress = Callable[[float, float], None]
-"""Called with the seconds played so far, and the most that there can be."""
-
-
 def plain_tokens(number: int, place: int, count: int) -> tuple[int, ...]:
     """A request's number as its tokens, so that no two requests share a page; for engines that compute nothing."""
     return (number,) * count
-
-
-def one_prompt_tokens(number: int, place: int, count: int) -> tuple[int, ...]:
-    """`plain_tokens`, but all prompts begin with the same tokens."""
-    return ((number if place else _SHARED_TOKEN),) * count
 
 
 def make_request(number: int, script: Script, write: Writer, known_durations: bool = False) -> Request:
@@ -395,12 +380,11 @@ def play(
     clock: Clock,
     requests: Sequence[tuple[float, Request]],
     most_s: float,
-    progress: Progress,
     host_s: float = 0.0,
 ) -> PlayedRun:
     """Play requests, given in order with the second at which each arrives, as `drive`."""
     listed = _ListedRequests(requests)
-    lasted = drive(engine, dispatcher, clock, listed, most_s, progress, host_s)
+    lasted = drive(engine, dispatcher, clock, listed, most_s, host_s)
     served = [output for output in listed.outputs if output.outputs[0].finish_reason in ("stop", "length")]
     failed = [output for output in listed.outputs if output.outputs[0].finish_reason not in ("stop", "length")]
     return PlayedRun(served, failed, lasted)
@@ -433,13 +417,12 @@ def drive(
     clock: Clock,
     clients: Clients,
     most_s: float,
-    progress: Progress,
     host_s: float = 0.0,
 ) -> RunSeconds:
     """Submit requests at their times and step the engine until all have finished or wait for calls that never return. Then,
     or after `most_s` seconds, abort the others.
 
-    `progress` is called a few times a second, by the wall clock. `host_s` seconds pass after every step, for the engine's own
+    `host_s` seconds pass after every step, for the engine's own
     work, which a virtual clock does not see.
 
     Raises:
@@ -448,7 +431,7 @@ def drive(
     """
     started_s, began = clock.now(), time.monotonic()
     live: dict[str, None] = {}
-    now, shown = started_s, began
+    now = started_s
     while (clients.next_s < math.inf or len(live) > len(dispatcher.lost)) and now < started_s + most_s:
         for request in clients.due(now - started_s):
             engine.submit(request)
@@ -463,10 +446,6 @@ def drive(
         else:
             clock.wait(Event(), dispatcher.next_arrival_s - now)
         now = clock.now()
-        if time.monotonic() - shown > SHOWN_EVERY_S:
-            progress(now - started_s, most_s)
-            shown = time.monotonic()
-    progress(most_s, most_s)
     for request_id in live:
         engine.abort(request_id)
     if live:

@@ -33,7 +33,6 @@ from jinfercept.sched.sequence import PendingCall
 from jinfercept.sched.transfers import Preemption
 from jinfercept.sim.run_stats import Report, RunStats
 from jinfercept.sim.scripted import (
-    Progress,
     ScriptedDispatcher,
     SessionClients,
     SessionLoad,
@@ -233,39 +232,37 @@ class Simulation:
     def run(
         self,
         arrivals: Sequence[Arrival] | SessionLoad,
-        progress: Progress = lambda now, end: None,
         watch: RunWatch | None = None,
     ) -> Report:
         """Play the arrivals, and report as `RunStats.report` or, of sessions, `RunStats.session_report`."""
         if isinstance(arrivals, SessionLoad):
-            return self._run_sessions(arrivals, progress, watch)
+            return self._run_sessions(arrivals, watch)
         requests = [(at_s, self._request(number, script)) for number, (at_s, script) in enumerate(arrivals)]
         tenant_of = {str(number): arrival.script.tenant for number, arrival in enumerate(arrivals)}
         clock = VirtualClock()
-        return self.play(requests, ScriptedDispatcher(clock, plain_tokens), clock, progress, watch, tenant_of)
+        return self.play(requests, ScriptedDispatcher(clock, plain_tokens), clock, watch, tenant_of)
 
     def play(
         self,
         requests: Sequence[tuple[float, Request]],
         dispatcher: ScriptedDispatcher,
         clock: VirtualClock,
-        progress: Progress,
         watch: RunWatch | None = None,
         tenant_of: Mapping[str, str] = MappingProxyType({}),
         open_text: Callable[[Request], Text] | None = None,
     ) -> Report:
         """Play requests at their seconds, as `run`. `open_text` makes their texts, if their calls are read there."""
         engine, accounts = self.open_engine(clock, dispatcher, open_text, watch)
-        played = play(engine, dispatcher, clock, requests, self.most_s, progress, self.host_s)
+        played = play(engine, dispatcher, clock, requests, self.most_s, self.host_s)
         counters = engine.scheduler.counters
         return self._named | accounts.report(played, requests, counters, self.kv_tokens, tenant_of, self.warm_up_s)
 
-    def _run_sessions(self, load: SessionLoad, progress: Progress, watch: RunWatch | None) -> Report:
+    def _run_sessions(self, load: SessionLoad, watch: RunWatch | None) -> Report:
         clock = VirtualClock()
         dispatcher = ScriptedDispatcher(clock, plain_tokens)
         engine, accounts = self.open_engine(clock, dispatcher, watch=watch)
         clients = SessionClients(load, session_tokens, reads_durations(self.estimator))
-        lasted = drive(engine, dispatcher, clock, clients, self.most_s, progress, self.host_s)
+        lasted = drive(engine, dispatcher, clock, clients, self.most_s, self.host_s)
         counters = engine.scheduler.counters
         return self._named | accounts.session_report(clients, lasted, counters, self.kv_tokens, self.warm_up_s)
 

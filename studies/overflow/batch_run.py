@@ -210,7 +210,7 @@ def simulate(mode: OverflowMode, overflow: Overflow, machine: str = MACHINE) -> 
     scripts = [Script("batch", request.prompt, (Segment(request.output, None, 0),)) for request in overflow.requests]
     coming = [(0.0, make_request(number, script, plain_tokens)) for number, script in enumerate(scripts)]
     try:
-        played = play(engine, dispatcher, clock, coming, MOST_S, lambda now, end: None)
+        played = play(engine, dispatcher, clock, coming, MOST_S)
     finally:
         engine.close()
     assert len(played.outputs) == len(scripts), "a request was not served"

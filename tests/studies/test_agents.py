@@ -27,7 +27,7 @@ class InProcess(StudyEffort):
     """Plays runs here, one after the other."""
 
     def play(self, runs: Sequence[SweepRun]) -> list[Report]:
-        return [run.play(lambda now: None) for run in runs]
+        return [run.play() for run in runs]
 
 
 @pytest.fixture

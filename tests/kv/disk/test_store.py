@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from jinfercept.errors import ConfigError
+from jinfercept.kv import disk as store_module
 from jinfercept.kv.disk import LOCK_NAME, DiskStore, Root
-from jinfercept.kv.disk import store as store_module
 from tests.kv.disk.pages import PAGE_BYTES, ROOT, abandon, kv_of, read_pages, tokens_of, write_pages
 
 SPACE = 40 * PAGE_BYTES
