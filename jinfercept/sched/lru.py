@@ -17,29 +17,43 @@ from jinfercept.sched.sequence import Sequence, State
 
 
 @final
-class WriteThrough:
-    """Copies full pages and paused contexts to the host, as the link allows: of `looks` running sequences in turn; None: of
-    all."""
+class LeastRecentlyUsed(Policy):
+    """Keep, and evict by recency; recomputation is chunked like any prefill.
 
-    def __init__(self, looks: int | None = None) -> None:
-        self._looks = looks
-        self._dirty: dict[str, Sequence] = {}  # paused, longest paused first
-        # running sequences by id; one that has ended leaves when it is its turn
+    With `writes_through`, full pages and paused contexts are copied to the host as the link allows, so that most evictions
+    cost a copy back instead of a recomputation (hierarchical caches, offloading connectors). With `looks`, this is done for so
+    many running sequences in turn, and only while a context is paused and more than half of the device is in use.
+    """
+
+    def __init__(self, writes_through: bool, looks: int | None = None) -> None:
+        self._writes_through, self._looks = writes_through, looks
+        self._resident: dict[str, Sequence] = {}  # paused, perhaps with pages on the device; longest paused first
+        # only if it writes through: paused, longest paused first; those of them whose pages have no copy yet
+        self.hosted: dict[str, Sequence] = {}
+        self._dirty: dict[str, Sequence] = {}
+        # likewise: running sequences, and their leading pages that need no copy any more; one that has ended leaves when it is
+        # its turn
         self.running: dict[str, Sequence] = {}
-        self._written: dict[str, int] = {}  # leading pages of a running sequence that need no copy any more
+        self._written: dict[str, int] = {}
 
-    def pause(self, sequence: Sequence) -> None:
-        """Queue the rest of a context that has paused for copying."""
+    def pause(self, sequence: Sequence, now: float) -> None:
         self._leave(sequence)
-        self._dirty[sequence.id] = sequence
+        self._resident[sequence.id] = sequence
+        if self._writes_through:
+            self.hosted[sequence.id] = self._dirty[sequence.id] = sequence
 
-    def resume(self, sequence: Sequence) -> None:
-        """Copy the pages of a running sequence as they fill."""
+    def resume(self, sequence: Sequence, now: float) -> None:
         self._leave(sequence)
-        self.running[sequence.id] = sequence
+        if self._writes_through:
+            self.running[sequence.id] = sequence
 
-    def moves(self, mover: Mover, with_running: bool = True) -> None:
-        """Copy paused contexts in the order of pausing, then pages of running ones."""
+    def moves(self, budget: Budget, now: float, mover: Mover) -> None:
+        # paused contexts in the order of pausing, then pages of running ones as they fill
+        if not self._writes_through:
+            return
+        pools = budget.pools
+        under_pressure = bool(self.hosted) and 2 * (pools.used + pools.paused) > pools.total
+        with_running = self._looks is None or under_pressure
         for sequence in list(self._dirty.values()):
             # running contexts copy what they share, if they are copied
             runs = [run for run in sequence.context.runs() if run.evictable or not with_running]
@@ -57,46 +71,8 @@ class WriteThrough:
                 unwritten = [run.start for run in sequence.context.runs(pages) if not run.residency.on_host]
                 self._written[sequence.id] = unwritten[0] if unwritten else pages.stop
 
-    def _leave(self, sequence: Sequence) -> None:
-        for group in (self._dirty, self.running, self._written):
-            group.pop(sequence.id, None)
-
-
-@final
-class LeastRecentlyUsed(Policy):
-    """Keep, and evict by recency; recomputation is chunked like any prefill.
-
-    With `writes_through`, full pages and paused contexts are copied to the host as the link allows, so that most evictions
-    cost a copy back instead of a recomputation (hierarchical caches, offloading connectors). With `looks`, this is done only
-    while a context is paused and more than half of the device is in use.
-    """
-
-    def __init__(self, writes_through: bool, looks: int | None = None) -> None:
-        self._write_through = WriteThrough(looks) if writes_through else None
-        self._looks = looks
-        self._resident: dict[str, Sequence] = {}  # paused, perhaps with pages on the device; longest paused first
-        self._hosted: dict[str, Sequence] = {}  # paused, longest paused first
-
-    def pause(self, sequence: Sequence, now: float) -> None:
-        self._leave(sequence)
-        self._resident[sequence.id] = sequence
-        if self._write_through is not None:
-            self._write_through.pause(sequence)
-            self._hosted[sequence.id] = sequence
-
-    def resume(self, sequence: Sequence, now: float) -> None:
-        self._leave(sequence)
-        if self._write_through is not None:
-            self._write_through.resume(sequence)
-
-    def moves(self, budget: Budget, now: float, mover: Mover) -> None:
-        if self._write_through is not None:
-            pools = budget.pools
-            under_pressure = bool(self._hosted) and 2 * (pools.used + pools.paused) > pools.total
-            self._write_through.moves(mover, self._looks is None or under_pressure)
-
     def victims(self, now: float) -> Iterator[Move]:
-        action = Action.SWAP if self._write_through is not None else Action.DROP
+        action = Action.SWAP if self._writes_through else Action.DROP
         for sequence in list(self._resident.values()):
             resident = [run for run in reversed(sequence.context.runs()) if run.residency.on_device]
             if not resident:
@@ -106,11 +82,11 @@ class LeastRecentlyUsed(Policy):
                     yield Move(sequence, run.pages[::-1], action, "least recently used")
 
     def host_victims(self, sequence: Sequence, now: float) -> Iterator[Move]:
-        return longest_paused(list(self._hosted.values()), sequence)
+        return longest_paused(list(self.hosted.values()), sequence)
 
     def _leave(self, sequence: Sequence) -> None:
-        self._resident.pop(sequence.id, None)
-        self._hosted.pop(sequence.id, None)
+        for group in (self._resident, self.hosted, self._dirty, self.running, self._written):
+            group.pop(sequence.id, None)
 
 
 LOOKS = 2
@@ -123,14 +99,11 @@ class CopyAhead(Policy):
         # Running contexts are copied only while another one is paused and half of the device is in use: a batch whose
         # requests neither pause nor wait is not slowed down by copies that are never needed.
         self._lru_host = LeastRecentlyUsed(writes_through=True, looks=LOOKS)
-        self._paused: dict[str, Sequence] = {}  # longest paused first
         self._intercepted = set[str]()
         self._displaces = True  # copies may take host slots of others
 
     def pause(self, sequence: Sequence, now: float) -> None:
         self._lru_host.pause(sequence, now)
-        self._paused.pop(sequence.id, None)
-        self._paused[sequence.id] = sequence
         if sequence.state is State.INTERCEPTED:
             self._intercepted.add(sequence.id)
 
@@ -139,11 +112,10 @@ class CopyAhead(Policy):
 
     def resume(self, sequence: Sequence, now: float) -> None:
         self._lru_host.resume(sequence, now)
-        self._paused.pop(sequence.id, None)
         self._intercepted.discard(sequence.id)
 
     def moves(self, budget: Budget, now: float, mover: Mover) -> None:
-        self._displaces = len(self._paused) > len(self._intercepted)
+        self._displaces = len(self._lru_host.hosted) > len(self._intercepted)
         self._lru_host.moves(budget, now, mover)
         self._displaces = True
 
@@ -161,7 +133,7 @@ class CopyAhead(Policy):
         if not self._displaces:
             return
         # Rule 2: take a host slot from a page that is also on the device, of the context that was paused last.
-        for other in takewhile(lambda other: other is not sequence, reversed(list(self._paused.values()))):
+        for other in takewhile(lambda other: other is not sequence, reversed(list(self._lru_host.hosted.values()))):
             for run in other.context.runs():
                 if run.residency is Residency.CLEAN and not run.shared:
                     yield Move(other, run.pages, Action.UNCOPY, "on the device still")

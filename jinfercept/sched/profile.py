@@ -85,6 +85,13 @@ MOST_SATURATION = 1_000_000
 Source = Literal["paper", "roofline", "measured"]
 
 
+def _ascends(values: Any) -> bool:
+    are_numbers = isinstance(values, tuple) and all(
+        isinstance(value, int | float) and 0 < value <= sys.float_info.max for value in values
+    )
+    return are_numbers and all(earlier <= later for earlier, later in pairwise(values))
+
+
 def _check_field(name: str, kind: object, value: Any) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     if kind is float:
@@ -99,10 +106,7 @@ def _check_field(name: str, kind: object, value: Any) -> None:
     elif kind is str:
         is_right, fix = isinstance(value, str) and bool(value), "name the model and the machine"
     else:
-        is_right, fix = isinstance(value, tuple), "numbers that ascend from above 0"
-        if is_right:
-            are_numbers = all(isinstance(v, int | float) and 0 < v <= sys.float_info.max for v in value)
-            is_right = are_numbers and all(earlier <= later for earlier, later in pairwise(value))
+        is_right, fix = _ascends(value), "numbers that ascend from above 0"
     if not is_right:
         raise ConfigError(f"a profile's {name} is wrong", got=reprlib.repr(value), fix=fix)
 

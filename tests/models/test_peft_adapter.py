@@ -5,7 +5,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -61,20 +60,6 @@ def test_an_adapter_has_the_scale_of_its_config(tmp_path: Path, options: dict[st
     np.testing.assert_allclose(change_of(adapter, 1, "q"), scale * (b @ a).T, rtol=1e-5, atol=1e-6)
     assert adapter.rank == 4
     assert adapter.weights == {"q", "k", "v", "o", "gate", "up", "down"}
-
-
-def test_a_rank_of_its_own_is_that_of_the_pattern(tmp_path: Path) -> None:
-    written(tmp_path, "q_proj", rank_pattern={"layers.1.self_attn.q_proj": 2}, lora_alpha=8)
-    rewrite(
-        tmp_path,
-        lambda tensors: {
-            name: (tensor[:2] if "lora_A" in name else tensor[:, :2]).copy() if WHOLE in name else tensor
-            for name, tensor in tensors.items()
-        },
-    )
-    tensors = load_file(tmp_path / "adapter_model.safetensors")
-    expected = 8 / 2 * (tensors[f"{WHOLE}.lora_B.weight"] @ tensors[f"{WHOLE}.lora_A.weight"]).T
-    np.testing.assert_allclose(change_of(read_adapter(tmp_path, CONFIG), 1, "q"), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_modules_that_are_fused_are_those_of_their_parts(tmp_path: Path) -> None:
@@ -152,16 +137,6 @@ def test_gptj_has_modules_of_its_own(tmp_path: Path) -> None:
     assert adapter.weights == {"q", "k", "v", "o", "up", "down"}
 
 
-def test_numbers_of_sixteen_bits_are_read(tmp_path: Path) -> None:
-    written(tmp_path)
-    rewrite(tmp_path, lambda tensors: {name: tensor.astype(np.float16) for name, tensor in tensors.items()})
-    halves = read_adapter(tmp_path, CONFIG)
-    rewrite(tmp_path, lambda tensors: {name: tensor.astype(ml_dtypes.bfloat16) for name, tensor in tensors.items()})
-    np.testing.assert_allclose(
-        change_of(read_adapter(tmp_path, CONFIG), 0, "q"), change_of(halves, 0, "q"), rtol=0.1, atol=0.05
-    )
-
-
 def test_adapters_with_the_same_numbers_have_the_same_digest(tmp_path: Path) -> None:
     variants: list[dict[str, Any]] = [{}, {"lora_dropout": 0.5}, {"lora_alpha": 9}, {"seed": 1}]
     first, same, scaled, other = (read_adapter(written(tmp_path, **options), CONFIG).digest for options in variants)
@@ -177,43 +152,27 @@ def test_adapters_with_the_same_numbers_have_the_same_digest(tmp_path: Path) -> 
         ({"bias": "all"}, "bias='all'"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save="),
         ({"target_parameters": ["experts.gate_up_proj"]}, "target_parameters="),
-        ({"lora_bias": True}, "lora_bias=True"),
         ({"trainable_token_indices": [3]}, "trainable_token_indices="),
         ({"key_of_next_year": {"a": 1}}, "key_of_next_year="),
         ({"init_lora_weights": "pissa_niter_4"}, "started from parts of the base's weights.*pissa_niter_4"),
         ({"use_rslora": "false"}, "use_rslora of adapter_config.json is true or false; got use_rslora='false'"),
-        ({"use_rslora": 1}, "use_rslora=1"),
-        ({"use_dora": "false"}, "use_dora of adapter_config.json is true or false"),
         (
             {"fan_in_fan_out": 0, "lora_bias": []},
             r"lora_bias and fan_in_fan_out .* got lora_bias=\[\], fan_in_fan_out=0",
         ),
-        ({"bias": False}, "bias of adapter_config.json is a text; got bias=False"),
         ({"target_modules": {"q_proj": 1}}, "target_modules of .* is a list of names, or a name"),
-        ({"modules_to_save": 0}, "modules_to_save of .* is a list of names, or a name"),
         ({"rank_pattern": []}, "rank_pattern of .* is an object with numbers"),
         ({"alpha_pattern": {"q_proj": "8"}}, "numbers above 0.*{'q_proj': '8'}"),
-        ({"rank_pattern": {"q_proj": 4.0}}, "ranks whole ones"),
         ({"r": "4"}, "r of adapter_config.json is a whole number; got r='4'"),
-        ({"r": 4.0}, "is a whole number; got r=4.0"),
-        ({"r": True}, "is a whole number; got r=True"),
         ({"r": 0}, "numbers above 0.*got r=0"),
-        ({"r": None}, "numbers above 0.*got r=None"),
         ({"lora_alpha": "big"}, "lora_alpha of adapter_config.json is a number; got lora_alpha='big'"),
-        ({"lora_alpha": None}, "lora_alpha=None"),
-        ({"rank_pattern": {"q_proj": -1}}, "numbers above 0"),
         ({"alpha_pattern": {"q_(proj": 1}}, "no regular expression"),
         ({"rank_pattern": {"q{99999999999999999999}": 4}}, "no regular expression"),
         ({"rank_pattern": {"(.*)*x": 4}}, r"the adapter has too many or too complex patterns; got 1: \(\.\*\)\*x"),
         ({"rank_pattern": {"(a|a)" * 30: 4}}, "the adapter has too many or too complex patterns"),
-        ({"rank_pattern": {".*" * 20: 4}}, "the adapter has too many or too complex patterns"),
         (
             {"rank_pattern": {f"layers.{i}.*q_proj": 4 for i in range(129)}},
             "the adapter has too many or too complex patterns; got 129",
-        ),
-        (
-            {"alpha_pattern": {f"layers.{i}.q_proj": 4 for i in range(5000)}},
-            "the adapter has too many or too complex patterns; got 5000",
         ),
         ({"lora_alpha": 10**400}, "none is huge"),
         ({"r": 3}, "do not fit the model's weight.*rank 3"),

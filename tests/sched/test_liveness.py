@@ -8,7 +8,7 @@ from jinfercept.sched.policies import SETTINGS
 from jinfercept.sched.profile import IDLE_STEP_S
 from jinfercept.sched.sequence import Sequence
 from jinfercept.sim.workload import Arrival, Script, Segment
-from tests.support.scheduler_scenarios import (
+from tests.support.scenario_run import (
     BUCKETS,
     ESTIMATORS,
     MAX_SEQS,
