@@ -234,7 +234,9 @@ def _play(title: str, scenario: Scenario, depth: int, policy: PolicyChoice, orde
     try:
         report = machine.run(scenario.arrivals, watch=watch)
     except (PolicyCheckError, PluginError) as error:
-        raise PolicyCheckError(f"{error} (scenario: {title})") from error
+        # the engine reports what the check raises as a failure of the policy
+        problem = error.__cause__ if isinstance(error.__cause__, PolicyCheckError) else error
+        raise PolicyCheckError(f"{problem} (scenario: {title})") from error
     except Exception as error:  # that the plugin brought about
         problem = f"the {blamed} breaks the engine: {describe_failure(error)}"
         raise PolicyCheckError(f"{problem} (scenario: {title})") from error
