@@ -5,10 +5,7 @@ Unknown fields are ignored, as in vLLM; known fields that are not supported are 
 object by its size before its items are validated: a body has room for a million items.
 """
 
-import re
-from base64 import b64decode
 from typing import Annotated, Any, Literal, TypeVar
-from urllib.parse import unquote
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field
 from pydantic_core import PydanticCustomError
@@ -61,10 +58,6 @@ StopText = Annotated[str, Field(max_length=4096)]
 Stops = Annotated[list[StopText], Field(max_length=MAX_STOPS), FIRST_ERROR]
 
 
-_TEXT_FILE = re.compile(r"data:(text/|application/(json|xml|yaml|toml)\b).*", re.DOTALL)
-"""The beginning of a data URL of a text."""
-
-
 class Body(BaseModel):
     """Base of all parts of a body."""
 
@@ -76,41 +69,15 @@ def type_of(part: Any) -> Any:
     return part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
 
 
-def read_file(part: Any) -> Any:
-    """A part of a body; a file, of chats or of responses, whose data are text as a part of text.
-
-    Raises:
-        PydanticCustomError: its data are none.
-    """
-    kind = part.get("type") if isinstance(part, dict) else None
-    file = part.get("file") if kind == "file" else part
-    if kind not in ("file", "input_file") or not isinstance(file, dict):
-        return part
-    name, given, text = file.get("filename"), file.get("file_data"), file.get("text", file.get("content"))
-    head, is_url, data = f"{given}".partition(",")
-    try:
-        if text is None and (not given or (is_url and not _TEXT_FILE.fullmatch(head))):
-            raise ValueError(head)
-        if text is None:
-            is_plain = is_url and not head.endswith(";base64")
-            text = unquote(data) if is_plain else b64decode(data if is_url else head, validate=True).decode()
-    except ValueError as error:
-        message = "{kind} parts are not supported unless file_data is text, in base64 or as a data URL"
-        raise PydanticCustomError("unsupported_file", message, {"kind": kind}) from error
-    shown = "\n\n".join(["", *(f"{each}" for each in (name, text) if each), ""])  # apart from the other parts
-    return {"type": "input_text", "text": shown}
+_REFUSED_PARTS = ("image_url", "input_image", "input_audio", "audio_url", "video_url", "file", "input_file")
 
 
 def read_part(part: Any) -> Any:
-    """A part of a message, as `read_file` reads it.
-
-    Raises:
-        PydanticCustomError: it is an image, a sound, a video, or a file whose data are no text.
-    """
+    """A part of a message. Raises `PydanticCustomError` for an image, a sound, a video or a file."""
     kind = type_of(part)
-    if kind in ("image_url", "input_image", "input_audio", "audio_url", "video_url"):
+    if kind in _REFUSED_PARTS:
         raise PydanticCustomError("unsupported_part", "{kind} parts are not supported: send text", {"kind": kind})
-    return read_file(part)
+    return part
 
 
 class OutputPart(Body):
@@ -137,7 +104,6 @@ class AsyncCallOptions(Body):
         calls: when a call runs: "async", the default: at once, while the model goes on; "parallel": with the others, and the
             model waits for them; "sync": the model waits for each.
         on_end: what the end of the text does while calls are pending: it waits for them, the default, or cancels them.
-        max_pending: limit of one request's pending calls; by default as many as the server allows.
         reasoning: marks of reasoning, in which no call is found; "none": the model writes none. Of text completions.
     """
 
@@ -155,7 +121,6 @@ class SessionHints(Body):
         priority: smaller ones are served first.
         release: no follow-up request comes, so the context is not retained.
         server_tools: tools of the server that the model is offered: all, or those named.
-        async_calls: the model goes on while calls of the server's tools run.
     """
 
     session_id: SessionId | None = None
@@ -168,7 +133,6 @@ class SessionHints(Body):
 
     @property
     def wants_server_tools(self) -> bool:
-        """Whether the body requests tools of the server."""
         return self.server_tools not in (None, False)
 
 
@@ -281,7 +245,14 @@ def training_fields(body: SamplingBody, completion: CompletionOutput) -> dict[st
 _UNSUPPORTED = frozenset(
     {"audio", "best_of", "chat_template", "continue_final_message", "documents", "ebnf", "function_call", "functions"}
     | {"grammar", "guided_choice", "guided_grammar", "guided_json", "guided_json_object", "guided_regex", "json_schema"}
-    | {"kv_transfer_params", "length_penalty", "logits_processors", "mm_processor_kwargs", "modalities"}
+    | {
+        "kv_transfer_params",
+        "length_penalty",
+        "logits_processors",
+        "max_tool_calls",
+        "mm_processor_kwargs",
+        "modalities",
+    }
     | {"output_format", "prompt_embeds", "regex", "response_format", "return_tokens_as_token_ids", "structural_tag"}
     | {"structured_outputs", "suffix", "truncate_prompt_tokens", "use_beam_search", "web_search_options"}
 )
@@ -296,8 +267,10 @@ _MOST_UNKNOWN = 256
 
 
 def check_extras(body: Extensions) -> None:
-    """Raise 400 for an unsupported field that the schema of a body does not have, and for an unknown one in the object
-    `jinfercept`. Other unknown fields are ignored."""
+    """Raise 400 for an unsupported field that the schema of a body does not have, and for an unknown one in `jinfercept`.
+
+    Other unknown fields are ignored.
+    """
     if body.jinfercept is not None:
         _check_names(body.jinfercept, "jinfercept")
         if body.jinfercept.async_calls is not None:
@@ -310,7 +283,6 @@ def check_extras(body: Extensions) -> None:
 
 
 def _check_names(part: Body, field: str) -> None:
-    """Raise 400 for a name that an object of ours does not have."""
     for name in part.model_extra or ():
         names = list(type(part).model_fields)
         message = f"{field} has no {name[:80]!r}{nearest(name[:80], names)}; it has {', '.join(names)}"

@@ -3,7 +3,6 @@
 import uuid
 from collections.abc import Sequence, Set
 from dataclasses import replace
-from itertools import count
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -12,7 +11,6 @@ from fastapi.responses import Response
 from jinfercept.chat.function_tools import ChatTool, chat_tools
 from jinfercept.chat.options import MAX_ROUNDS
 from jinfercept.chat.tokenizer.tokenizer import EFFORTS
-from jinfercept.engine.tool_executor import ToolFailed, ToolFunction, around
 from jinfercept.errors import JinferceptError
 from jinfercept.outputs import CompletionOutput
 from jinfercept.request import Request as EngineRequest
@@ -53,14 +51,7 @@ async def create_chat_completion(body: ChatBody, request: Request) -> Response:
 
 
 def make_chat(service: Service, body: ChatBody, hints: RequestHints, name: str) -> list[EngineRequest]:
-    """The requests of a body. Slow: renders, tokenises, compiles grammars.
-
-    Args:
-        name: id of the first request.
-
-    Raises:
-        ApiError: 400.
-    """
+    """The requests of a body, the first named `name`. Slow: renders, tokenises, compiles grammars. Raises `ApiError` 400."""
     requests = rendered_chat(service, body, hints, name)
     check_requests(service, requests, "messages")
     report = ("top_logprobs" if body.top_logprobs else "logprobs", _logprobs(body))
@@ -104,26 +95,8 @@ def rendered_chat(service: Service, body: ChatBody, hints: RequestHints, name: s
         service.check_chars(texts, field)
     with about(lambda error: field_of_chat(error, bool(tools))):
         messages = service.tool_history.restored(hints.cache_salt, body.messages)
-        if body.max_tool_calls is not None:
-            offered = _limited(offered, body.max_tool_calls)
         arguments = [*tools, *offered], options, iter([name]), hints.tenant, hints.cache_salt
         return service.llm.make_chats([messages], params, *arguments)
-
-
-def _limited(tools: Sequence[ChatTool], most: int) -> list[ChatTool]:
-    """Tools of whose calls together so many are run; the model reads that the others were not."""
-    numbers = count(1)
-
-    def limited(function: ToolFunction) -> ToolFunction:
-        def run(arguments: str) -> object:
-            if next(numbers) > most:
-                raise ToolFailed(f"not run: max_tool_calls is {most}")
-            return function(arguments)
-
-        return around(function, run)
-
-    executed = [(tool, tool.tool) for tool in tools if tool.tool is not None]
-    return [replace(chat, tool=replace(tool, function=limited(tool.function))) for chat, tool in executed]
 
 
 def _template_variables(service: Service, body: ChatBody) -> dict[str, Any]:
@@ -146,11 +119,7 @@ def _with_allowed_tools(
 
 
 def field_of_chat(error: JinferceptError, tools: bool) -> str:
-    """The field of a body that an error of a chat is about.
-
-    Args:
-        tools: whether the body has tools.
-    """
+    """The field of a body, with tools or without, that an error of a chat is about."""
     field = "tools" if tools and "tool" in error.what else "messages"
     return next((name for name in _OPTIONS if error.what.startswith(name)), field)
 

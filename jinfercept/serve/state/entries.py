@@ -1,12 +1,13 @@
 """The two tables of the stored state, and what is done with their rows within one transaction.
 
-An entry is a response or a conversation; an item belongs to an entry. Documents are JSON. Every query for a client names the
-tenant. Knows no threads, and not what a response is.
+An entry is a response or a conversation; an item belongs to an entry. Every query for a client names the tenant. Functions
+about a conversation raise 404 for an id that is not there.
 """
 
 import hashlib
 import json
 import re
+import uuid
 from collections.abc import Collection, Mapping, Sequence
 from itertools import batched
 from typing import Any, NamedTuple, final
@@ -37,7 +38,7 @@ from sqlalchemy import (
 from jinfercept.sched.tenants import UNLIMITED
 from jinfercept.serve.protocols.encoding import encode
 from jinfercept.serve.protocols.errors import ApiError
-from jinfercept.serve.protocols.openai.response_items import Item
+from jinfercept.serve.protocols.openai.response_items import Item, check_length
 
 TABLES = MetaData()
 _ID = String(64)
@@ -91,12 +92,7 @@ class OwnItems(NamedTuple):
 
 @final
 class Entries:
-    """The rows within one transaction.
-
-    Args:
-        now_s: seconds since 1970.
-        ttl_s: seconds until an entry expires, since its last change.
-    """
+    """The rows within one transaction. An entry expires `ttl_s` seconds after its last change."""
 
     def __init__(self, connection: Connection, now_s: float, ttl_s: float) -> None:
         self._rows, self._now_s, self._ttl_s = connection, now_s, ttl_s
@@ -125,7 +121,6 @@ class Entries:
         return self._rows.execute(select(ENTRIES).join(links, links.c.id == _E.id).order_by(links.c.link)).all()
 
     def items_of(self, owners: Collection[str]) -> dict[str, OwnItems]:
-        """The items of entries, by the entries' ids."""
         items = {owner: OwnItems([], []) for owner in owners}
         for some in batched(owners, _AT_ONCE):
             query = select(_I.owner, _I.place, _I.document).where(_I.owner.in_(some)).order_by(_I.owner, _I.place)
@@ -175,10 +170,7 @@ class Entries:
         first: int = 0,
         previous: str | None = None,
     ) -> None:
-        """Insert an entry with items.
-
-        Args:
-            first: place of the first item.
+        """Insert an entry with items, the first one at the place `first`.
 
         Raises:
             IntegrityError: the response that it continues is gone.
@@ -204,7 +196,6 @@ class Entries:
         self._rows.execute(delete(ENTRIES).where(*mine, ~_is_continued()))
 
     def delete_items(self, entry: Row[Any], item_id: str) -> None:
-        """Delete the items of an entry that have an id."""
         mine = _I.owner == entry.id, _I.name == digest(item_id)
         size = select(func.coalesce(func.sum(func.length(_I.document) + _ITEM_BYTES), 0)).where(*mine)
         freed = int(self._rows.scalar(size) or 0)
@@ -219,20 +210,24 @@ class Entries:
         return self._remove() or has_more
 
     def _shrink(self, limits: StateLimits) -> bool:
-        """Delete the oldest entries of tenants that hold too much, a bounded number at a time; whether that was not all."""
-        has_more = False
+        """Delete the oldest entries of the tenant that holds the most while it or all hold too much; whether that was not all.
+
+        A bounded number is deleted at a time.
+        """
         query = select(_E.tenant, func.sum(_E.num_bytes)).group_by(_E.tenant)  # what others continue has bytes, too
         sizes = {tenant: int(size) for tenant, size in self._rows.execute(query)}
-        for tenant, over in excess(sizes, limits.most_bytes, limits.most_bytes_of_tenant).items():
-            mine = select(_E.id, _E.num_bytes).where(_E.tenant == tenant, _E.expires > 0)
-            oldest = list[str]()
-            for entry_id, num_bytes in self._rows.execute(mine.order_by(_E.changed, _E.id).limit(_AT_ONCE)):
-                if over > 0:
-                    oldest.append(entry_id)
-                    over -= num_bytes
-            self._rows.execute(update(ENTRIES).where(_E.id.in_(oldest)).values(expires=0.0))
-            has_more |= len(oldest) == _AT_ONCE
-        return has_more
+        most_of_tenant = limits.most_bytes if limits.most_bytes_of_tenant is None else limits.most_bytes_of_tenant
+        for _ in range(_AT_ONCE):
+            tenant = max(sizes, key=sizes.__getitem__, default="")
+            if sizes.get(tenant, 0) <= most_of_tenant and sum(sizes.values()) <= limits.most_bytes:
+                return False
+            aged = select(_E.id, _E.num_bytes).where(_E.tenant == tenant, _E.expires > 0).order_by(_E.changed, _E.id)
+            if (oldest := self._rows.execute(aged.limit(1)).one_or_none()) is None:
+                del sizes[tenant]  # all of it is deleted, and others continue it
+                continue
+            self._rows.execute(update(ENTRIES).where(_E.id == oldest.id).values(expires=0.0))
+            sizes[tenant] -= oldest.num_bytes
+        return True
 
     def _remove(self) -> bool:
         unneeded = select(_E.id, _E.previous).where(~self._is_visible, ~_is_continued())
@@ -261,26 +256,6 @@ class Entries:
             self._rows.execute(insert(ITEMS), some)
 
 
-def excess(sizes: Mapping[str, int], most: int, most_of_tenant: int | None) -> dict[str, int]:
-    """What each tenant gives back so that all fits: those that hold the most give back, down to an equal level.
-
-    Args:
-        sizes: bytes by tenant.
-        most, most_of_tenant: limits of all tenants together, and of one.
-    """
-    capped = {tenant: size if most_of_tenant is None else min(size, most_of_tenant) for tenant, size in sizes.items()}
-    level, room = most, most
-    for rest, size in zip(range(len(capped), 0, -1), sorted(capped.values()), strict=True):
-        level = room // rest
-        if size > level:
-            break
-        room -= size
-    else:
-        level = most
-    over = {tenant: size - min(capped[tenant], level) for tenant, size in sizes.items()}
-    return {tenant: number for tenant, number in over.items() if number > 0}
-
-
 def check_loaded(num_bytes: int, param: str) -> None:
     """Raise 400 if a request would load too many bytes of what the field `param` names."""
     if num_bytes > _MOST_LOADED_BYTES:
@@ -289,10 +264,100 @@ def check_loaded(num_bytes: int, param: str) -> None:
 
 
 def digest(text: str) -> str:
-    """SHA-256 of an id in hexadecimal digits."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _is_continued() -> ColumnElement[bool]:
     later = ENTRIES.alias()
     return exists().where(later.c.previous == _E.id)
+
+
+def create_conversation(
+    entries: Entries, tenant: str, created_at: int, metadata: Mapping[str, str], items: Sequence[Item]
+) -> dict[str, Any]:
+    conversation_id = f"conv_{uuid.uuid4().hex}"
+    body = {"created_at": created_at, "metadata": metadata, "last_response_id": None}
+    entries.insert(conversation_id, tenant, body, items)
+    return _shown(conversation_id, body)
+
+
+def read_conversation(entries: Entries, tenant: str, conversation_id: str) -> dict[str, Any]:
+    return _shown(conversation_id, json.loads(_find(entries, tenant, conversation_id).document))
+
+
+def change_metadata(entries: Entries, tenant: str, conversation_id: str, metadata: Mapping[str, str]) -> dict[str, Any]:
+    return _changed(entries, _find(entries, tenant, conversation_id, lock=True), metadata=metadata)
+
+
+def delete_conversation(entries: Entries, tenant: str, conversation_id: str) -> None:
+    """Delete a conversation and its items. Its responses remain."""
+    entries.delete(_find(entries, tenant, conversation_id, lock=True).id, tenant)
+
+
+def conversation_items(entries: Entries, tenant: str, conversation_id: str) -> Sequence[Item]:
+    entry = _find(entries, tenant, conversation_id)
+    check_loaded(entry.num_bytes, "conversation")
+    return entries.items_of([entry.id])[entry.id].outputs
+
+
+def conversation_item(entries: Entries, tenant: str, conversation_id: str, item_id: str) -> bytes:
+    return _item(entries, _find(entries, tenant, conversation_id), item_id)
+
+
+def add_items(entries: Entries, tenant: str, conversation_id: str, items: Sequence[Item]) -> None:
+    """Add items to the end of a conversation. Raises 400 if it would have too many."""
+    entry = _find(entries, tenant, conversation_id, lock=True)
+    check_length(len(items), entries.extent(entry.id)[0], "items")
+    _changed(entries, entry, items)
+
+
+def delete_conversation_item(entries: Entries, tenant: str, conversation_id: str, item_id: str) -> dict[str, Any]:
+    """Delete an item; returns the object of the conversation."""
+    entry = _find(entries, tenant, conversation_id, lock=True)
+    _item(entries, entry, item_id)
+    entries.delete_items(entry, item_id)
+    return _changed(entries, entry, last_response_id=None)
+
+
+def begin_turn(entries: Entries, tenant: str, conversation_id: str, number: int) -> tuple[Sequence[Item], str | None]:
+    """The items before a response of a conversation, and the last response; `number` counts the response's own input items.
+
+    Raises:
+        ApiError: 404; 400 if the conversation is too long.
+    """
+    entry = _find(entries, tenant, conversation_id)
+    check_length(number, entries.extent(entry.id)[0])
+    return conversation_items(entries, tenant, conversation_id), json.loads(entry.document)["last_response_id"]
+
+
+def end_turn(entries: Entries, tenant: str, conversation_id: str, response_id: str, items: Sequence[Item]) -> None:
+    """Add input and output of a response to its conversation, unless that is deleted, or has them already."""
+    entry = entries.find(conversation_id, tenant, lock=True)
+    if entry is not None and json.loads(entry.document)["last_response_id"] != response_id:
+        _changed(entries, entry, items, last_response_id=response_id)
+
+
+def _find(entries: Entries, tenant: str, conversation_id: str, *, lock: bool = False) -> Row[Any]:
+    entry = entries.find(conversation_id, tenant, lock=lock) if conversation_id.startswith("conv_") else None
+    if entry is None:
+        message = f"no conversation has the id {conversation_id[:200]!r}"
+        raise ApiError(404, message, param="conversation", code="conversation_not_found")
+    return entry
+
+
+def _changed(entries: Entries, entry: Row[Any], items: Sequence[Item] = (), **changes: Any) -> dict[str, Any]:
+    body = json.loads(entry.document) | changes
+    entries.update(entry, body, items, first=entries.extent(entry.id)[1])
+    return _shown(entry.id, body)
+
+
+def _item(entries: Entries, entry: Row[Any], item_id: str) -> bytes:
+    document = entries.item(entry.id, item_id)
+    if document is None:
+        raise ApiError(404, f"no item of this conversation has the id {item_id[:200]!r}", code="item_not_found")
+    return document
+
+
+def _shown(conversation_id: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    fields = {name: body[name] for name in ("created_at", "metadata")}
+    return {"id": conversation_id, "object": "conversation", **fields}

@@ -1,16 +1,15 @@
-"""The stored state of a server: responses, conversations, and the events of responses in the background.
+"""The stored state of a server: responses and conversations.
 
 A response is committed when it ends, before a client sees its end. One in the background is also committed when it begins, as
 failed: so it is found if this process ends before it does. Each use of a stored response asks the database whether it still
-exists, since another server may have deleted it. In the process are the responses that it generates, and the events of those in
-the background.
+exists, since another server may have deleted it.
 """
 
 import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, final
@@ -19,12 +18,11 @@ from sqlalchemy import Row
 from sqlalchemy.exc import IntegrityError
 
 from jinfercept.sched.tenants import ExpiringEntries, Quota
+from jinfercept.serve.access.key_limits import TenantPool
 from jinfercept.serve.protocols.errors import ApiError
 from jinfercept.serve.protocols.openai.response_items import Item
-from jinfercept.serve.state import conversations
 from jinfercept.serve.state.database import NUM_CONNECTIONS, StateDatabase, unavailable
-from jinfercept.serve.state.entries import Entries, OwnItems
-from jinfercept.serve.state.tenant_pool import TenantPool
+from jinfercept.serve.state.entries import Entries, OwnItems, begin_turn, end_turn
 
 _OPEN = ("queued", "in_progress")
 """Statuses of responses that are generated."""
@@ -43,8 +41,6 @@ _SWEEP_S = 1.0
 """Seconds between two sweeps while much is written."""
 _RETRY_S = 1.0
 """Seconds between attempts to store the end of a response in the background."""
-_MOST_RUNS, _MOST_EVENT_BYTES = 4096, 2**27
-"""Maximum responses whose events are kept, and bytes of these events."""
 _MOST_LAST, _MOST_LAST_BYTES = 16384, 2**28
 """Maximum responses that WebSockets may continue though they are not stored, and bytes of their conversations, about."""
 _LAST_S = 3600.0
@@ -68,17 +64,12 @@ class BackgroundRuns(Protocol):
         """Return when the response has ended."""
         ...
 
-    def follow(self, start: int) -> AsyncGenerator[bytes]:
-        """The events from number `start` on. Raises 400 if they are not kept."""
-        ...
-
 
 @final
 class SocketMemory:
     """The newest responses that were created over one WebSocket and are not stored, for requests that continue them there.
 
-    Args:
-        last: keeps the responses of all WebSockets.
+    `last` keeps those of all WebSockets.
     """
 
     def __init__(self, last: "ExpiringEntries[StoredResponse]") -> None:
@@ -94,11 +85,9 @@ class SocketMemory:
             self._last.remove(self._names.pop(0))
 
     def find(self, response_id: str) -> "StoredResponse | None":
-        """A response that is kept, with all its items."""
         return self._last.use(response_id) if response_id in self._names else None
 
     def close(self) -> None:
-        """Forget all of them."""
         for name in self._names:
             self._last.remove(name)
 
@@ -108,8 +97,6 @@ class StoredResponse:
     """A response with its input.
 
     Attributes:
-        tenant: that sent the request.
-        conversation_id: of the conversation to which it belongs.
         body_bytes: of the body of its request, and of those that it continues at a WebSocket.
         response: in its current state; its writer changes it. Empty until its request is prepared.
         before: items of the responses that it continues, or of its conversation, if they are loaded with it.
@@ -133,12 +120,10 @@ class StoredResponse:
 
     @property
     def is_open(self) -> bool:
-        """Whether it is not final yet."""
         return self.response["status"] in _OPEN
 
     @property
     def conversation(self) -> list[Item]:
-        """All items of the conversation, its own output included."""
         return [*self.before, *self.inputs, *self.response["output"]]
 
     @property
@@ -159,7 +144,6 @@ class StateStore:
 
     Attributes:
         open: responses that this process generates and that are stored or belong to a conversation, by id.
-        events: those in the background whose events are kept, by id.
         last: those that WebSockets keep, by id.
     """
 
@@ -168,8 +152,6 @@ class StateStore:
         threads = NUM_CONNECTIONS if database.outlives else 1
         self._threads = TenantPool("state", threads, min(_PER_KEY, threads), _MOST_WAITING)
         self.open: dict[str, StoredResponse] = {}
-        quota = Quota[str](_MOST_RUNS, _MOST_EVENT_BYTES)
-        self.events = ExpiringEntries[BackgroundRuns](quota, database.limits.ttl_s, time.monotonic)
         lasts = Quota[str](_MOST_LAST, _MOST_LAST_BYTES)
         self.last = ExpiringEntries[StoredResponse](lasts, _LAST_S, time.monotonic)
         self._finishing: set[asyncio.Task[None]] = set()
@@ -177,10 +159,9 @@ class StateStore:
         self._closed = False
 
     async def run[T](self, tenant: str, work: Callable[[Entries], T], num_bytes: int = 0, *, writes: bool = True) -> T:
-        """The result of work in one transaction, which is committed when this returns.
+        """The result of work in one transaction, which is committed when this returns. Tenants take turns.
 
         Args:
-            tenant: for whom it is done; tenants take turns.
             num_bytes: approximate size of its input.
             writes: see `StateDatabase.transact`.
 
@@ -202,10 +183,7 @@ class StateStore:
     # -- found ---------------------------------------------------------------------------------------------------------
 
     async def find(self, response_id: str, tenant: str, *, whole: bool = False) -> StoredResponse:
-        """A response of a tenant.
-
-        Args:
-            whole: whether with the items of all responses that it continues.
+        """A response of a tenant, with `whole` together with the items of all responses that it continues.
 
         Raises:
             ApiError: 404; 400 if they are too long to load.
@@ -228,8 +206,7 @@ class StateStore:
         (entry, own), *earlier = await self.run(tenant, read, writes=False)
         response = json.loads(entry.document) | {"output": own.outputs}
         before = [item for _, items in reversed(earlier) for item in (*items.inputs, *items.outputs)]
-        run = self.events.use(entry.id) if response["background"] else None
-        return StoredResponse(entry.id, tenant, response=response, before=before, inputs=own.inputs, background=run)
+        return StoredResponse(entry.id, tenant, response=response, before=before, inputs=own.inputs)
 
     async def items(self, item_ids: Collection[str], tenant: str) -> dict[str, Item]:
         """Items of a tenant's responses and conversations by their ids, the oldest one of each id. Raises 404."""
@@ -257,12 +234,12 @@ class StateStore:
     async def begin_turn(self, stored: StoredResponse, talk: str, number: int) -> str | None:
         """Begin a response in its conversation, of which it gets the items; returns the last response of that.
 
-        No other one begins there before it ends. `abandon` or `begin` follows. See `conversations.begin_turn`.
+        No other one begins there before it ends. `abandon` or `begin` follows.
         """
         self.check_unlocked(talk, stored.tenant)
         self.open[stored.name] = stored
         stored.before, last = await self.run(
-            stored.tenant, lambda entries: conversations.begin_turn(entries, stored.tenant, talk, number), writes=False
+            stored.tenant, lambda entries: begin_turn(entries, stored.tenant, talk, number), writes=False
         )
         return last
 
@@ -301,7 +278,8 @@ class StateStore:
     async def finish(self, stored: StoredResponse) -> None:
         """Commit a final response, and its items to its conversation; one that is not stored is kept by its WebSocket.
 
-        Raises `ApiError`: 503 `state_unavailable` or `state_full`; 404 if the response that it continues is gone.
+        Raises:
+            ApiError: 503 `state_unavailable` or `state_full`; 404 if the response that it continues is gone.
         """
         if stored.memory is not None and not stored.response["store"] and stored.response["status"] in ANSWERED:
             stored.memory.keep(stored)
@@ -326,7 +304,6 @@ class StateStore:
         stored = await self.find(response_id, tenant)
         stored.is_deleted = True
         await self.run(tenant, lambda entries: entries.delete(response_id, tenant))
-        self.events.remove(response_id)
         return stored
 
     async def _commit(self, stored: StoredResponse) -> None:
@@ -378,7 +355,7 @@ def _settle(entries: Entries, stored: StoredResponse) -> None:
             entries.update(entry, response | {"output": []}, response["output"])
     if stored.conversation_id is not None and response["status"] in ANSWERED:
         items = [*stored.inputs, *response["output"]]
-        conversations.end_turn(entries, stored.tenant, stored.conversation_id, stored.name, items)
+        end_turn(entries, stored.tenant, stored.conversation_id, stored.name, items)
 
 
 def _insert(entries: Entries, stored: StoredResponse, response: Mapping[str, Any], output: Sequence[Item] = ()) -> None:

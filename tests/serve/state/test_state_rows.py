@@ -10,7 +10,7 @@ from sqlalchemy.exc import IntegrityError
 
 from jinfercept.serve.protocols.openai.response_items import new_item
 from jinfercept.serve.state.database import StateDatabase
-from jinfercept.serve.state.entries import Entries, StateLimits, excess
+from jinfercept.serve.state.entries import Entries, StateLimits
 
 NO_LIMITS = StateLimits()
 
@@ -97,42 +97,3 @@ def test_beyond_a_limit_a_key_loses_its_oldest_and_modest_keys_nothing(
     sweep(database, StateLimits(most_bytes_of_tenant=60_000))
     assert left(modest) == names[modest]
     assert left(greedy) == names[greedy][-5:]
-
-
-def test_a_sweep_takes_a_bounded_number_from_a_key_beyond_its_limit(
-    databases: tuple[StateDatabase, StateDatabase],
-) -> None:
-    names, tenant = sorted(f"resp_{uuid.uuid4().hex}" for _ in range(1000)), uuid.uuid4().hex
-
-    def insert(entries: Entries) -> None:
-        for name in names:
-            entries.insert(name, tenant, {})
-
-    databases[0].transact(insert)
-    for left in (500, 97):
-        databases[0].transact(lambda entries: entries.sweep(StateLimits(most_bytes_of_tenant=100_000)))
-        assert (
-            databases[0].transact(lambda entries: [name for name in names if entries.find(name, tenant)])
-            == names[-left:]
-        )
-
-
-@given(
-    sizes=st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 1000)),
-    most=st.integers(0, 3000),
-    own=st.none() | st.integers(0, 600),
-)
-def test_excess_makes_all_fit_and_takes_nothing_from_who_holds_an_equal_share(
-    sizes: dict[str, int], most: int, own: int | None
-) -> None:
-    over = excess(sizes, most, own)
-    kept = {tenant: size - over.get(tenant, 0) for tenant, size in sizes.items()}
-    assert sum(kept.values()) <= most
-    assert all(size >= 0 for size in kept.values())
-    if own is not None:
-        assert all(size <= own for size in kept.values())
-    for tenant, size in sizes.items():
-        if size <= most // len(sizes) and (own is None or size <= own):
-            assert kept[tenant] == size
-    if own is None and over:
-        assert sum(kept.values()) > most - len(sizes)  # and no more than needed
