@@ -34,10 +34,8 @@ from jinfercept.pallas.layouts.scoring import Scoring
 from jinfercept.pallas.reference import paged_attention_reference
 from jinfercept.pallas.tiles import Heads
 from jinfercept.request import Request
-from jinfercept.sim.arrivals import Arrival
-from jinfercept.sim.scripted import make_request
-from jinfercept.sim.session_clients import Writer
-from jinfercept.sim.workload import Script, Segment
+from jinfercept.sim.scripted import Writer, make_request
+from jinfercept.sim.workload import Arrival, Script, Segment
 from jinfercept.start.start import set_up
 
 DECODE_CONTEXTS = (1, 700, 64, 3, 1500, 257)

@@ -17,9 +17,9 @@ from jax.sharding import Mesh
 from jinfercept.chat.tokenizer.load import load_tokenizer
 from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.config import ALIASES, OPTIONS, EngineConfig
-from jinfercept.engine.process_end import ending_at_exit
+from jinfercept.engine.thread import ending_at_exit
 from jinfercept.errors import ConfigError, ModelError, shown
-from jinfercept.kv.disk.store import DiskStore
+from jinfercept.kv.disk import DiskStore
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.jax_settings import own_settings
 from jinfercept.models.load import locate, read_config

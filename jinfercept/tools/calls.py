@@ -11,9 +11,7 @@ from typing import Any, final
 
 from jinfercept.calls import Tool
 from jinfercept.chat.function_tools import ChatTool
-from jinfercept.engine.current_call import CURRENT_CALL, AtOnce, CurrentCall
-from jinfercept.engine.tool_executor import ToolExecutor
-from jinfercept.engine.tool_run import ToolRun
+from jinfercept.engine.tool_executor import CURRENT_CALL, AtOnce, CurrentCall, ToolExecutor, ToolRun
 from jinfercept.sched.tenants import FairSlots
 from jinfercept.tools.tool_tables import Limits, Place
 from jinfercept.values import strict_json

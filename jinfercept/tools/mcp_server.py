@@ -29,9 +29,7 @@ from mcp_types import Tool as Declared
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from jinfercept.chat.function_tools import ChatTool
-from jinfercept.engine.current_call import CALL_KEY, fields_of
-from jinfercept.engine.tool_executor import ToolExecutor
-from jinfercept.engine.tool_run import ToolFailed
+from jinfercept.engine.tool_executor import CALL_KEY, ToolExecutor, ToolFailed, fields_of
 from jinfercept.errors import ConfigError
 from jinfercept.tools.calls import BLOCKED_S, CallFailed, CallQueue, CallRequest, declare, endpoint_tool
 from jinfercept.tools.mcp_transport import SESSION_ENDED, UNREACHED, http_streams, lenient

@@ -26,9 +26,7 @@ from mcp.server.stdio import stdio_server
 
 from jinfercept.calls import Tool
 from jinfercept.chat.function_tools import ChatTool, chat_tools
-from jinfercept.engine.current_call import CALL_KEY, CURRENT_CALL, CurrentCall
-from jinfercept.engine.tool_executor import ToolExecutor
-from jinfercept.engine.tool_run import ToolFailed, ToolRun
+from jinfercept.engine.tool_executor import CALL_KEY, CURRENT_CALL, CurrentCall, ToolExecutor, ToolFailed, ToolRun
 from jinfercept.errors import ConfigError, JinferceptError, RequestError
 from jinfercept.tools.calls import BLOCKED_S, CallQueue
 

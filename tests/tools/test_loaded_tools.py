@@ -31,7 +31,7 @@ import re
 import signal
 import time
 from pathlib import Path
-from jinfercept.engine.current_call import CURRENT_CALL
+from jinfercept.engine.tool_executor import CURRENT_CALL
 
 HOME = Path(__file__).parent
 

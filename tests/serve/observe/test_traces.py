@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
 
 from jinfercept.calls import Tool
-from jinfercept.engine.current_call import CURRENT_CALL
+from jinfercept.engine.tool_executor import CURRENT_CALL
 from jinfercept.errors import ConfigError
 from jinfercept.serve import options as options_module
 from jinfercept.serve.observe import traces
