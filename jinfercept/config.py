@@ -272,6 +272,11 @@ class CacheOptions:
     kv_disk_space: float | None = option(
         None, "GiB that the contexts in `kv_disk` may take; default: half of what is free there", least=0
     )
+    kv_disk_writes: float | None = option(
+        None,
+        "GiB that may be written to `kv_disk` per day, since drives wear; default: the size of its file system",
+        least=0,
+    )
     enable_prefix_caching: bool = option(True, "keep full pages of finished requests until their slots are wanted")
     num_states: int | None = option(
         None,
@@ -426,6 +431,7 @@ class LLMOptions(RestartOptions, total=False):
     kv_cache_dtype: KVDTypeChoice
     kv_disk: str | None
     kv_disk_space: float | None
+    kv_disk_writes: float | None
     num_states: int | None
     num_window_tokens: int | None
     page_size: int

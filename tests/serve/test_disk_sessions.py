@@ -6,7 +6,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from jinfercept.kv.disk import DiskSpeed
+from jinfercept.kv.disk_folder import DiskSpeed
 from tests.support.chat_templates import QWEN
 from tests.support.live_server import Running, running
 from tests.support.scripted_model import scripted_llm

@@ -107,6 +107,15 @@ def test_options_that_cannot_work_together_are_refused(flags: dict[str, Any], wh
         EngineConfig.from_options(flags)
 
 
-def test_limits_without_a_folder_are_refused() -> None:
-    with pytest.raises(ConfigError, match="kv_disk_space needs kv_disk"):
-        open_store(CacheOptions(kv_disk_space=1.0))
+@pytest.mark.parametrize("limit", [CacheOptions(kv_disk_space=1.0), CacheOptions(kv_disk_writes=1.0)])
+def test_limits_without_a_folder_are_refused(limit: CacheOptions) -> None:
+    with pytest.raises(ConfigError, match="these options need kv_disk"):
+        open_store(limit)
+
+
+def test_the_options_limit_the_space_and_the_writes_of_a_day(tmp_path: Path) -> None:
+    store = open_store(CacheOptions(kv_disk=str(tmp_path), kv_disk_space=0.001, kv_disk_writes=0.5))
+    assert store is not None
+    assert store.occupancy().total_bytes == int(0.001 * 2**30)
+    assert store.budget.bytes_per_day == 2**29
+    store.close()

@@ -321,7 +321,7 @@ def _link(state: EngineState, make: MetricFamilies, llm: LLM) -> list[Metric]:
 def _disk(disk: DiskState, make: MetricFamilies) -> list[Metric]:
     counters, used, counter, gauge = disk.counters, disk.occupancy, make.counter, make.gauge
     space = {"used": used.used_bytes, "free": used.total_bytes - used.used_bytes}
-    moved = {"read": counters.read_bytes, "written": counters.written_bytes}
+    moved = {"read": counters.read_bytes, "written": counters.written_bytes, "refused": counters.refused_bytes}
     lost = {"evicted": counters.evicted_pages, "damaged": counters.damaged_pages}
     return [
         gauge("jinfercept:disk_up", "1 while contexts are stored, 0 after a failure", int(disk.works)),

@@ -10,6 +10,7 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from jinfercept.errors import ConfigError
 from jinfercept.kv import disk as store_module
-from jinfercept.kv.disk import LOCK_NAME, DiskStore, Root
+from jinfercept.kv.disk import DiskStore, Root
+from jinfercept.kv.disk_folder import LOCK_NAME, file_system
 from tests.kv.disk.pages import PAGE_BYTES, ROOT, abandon, kv_of, read_pages, tokens_of, write_pages
 
 SPACE = 40 * PAGE_BYTES
@@ -295,6 +297,20 @@ def test_what_files_of_another_format_say_is_not_read(tmp_path: Path, monkeypatc
     store.close()
 
 
+def test_writes_are_limited_by_the_day_across_restarts(tmp_path: Path) -> None:
+    now_s = 1e9
+    store = DiskStore(tmp_path, SPACE, daily_bytes=10 * PAGE_BYTES, clock=lambda: now_s)
+    assert write_pages(store, tokens_of(range(8))) == 8
+    assert write_pages(store, tokens_of(range(8, 16))) < 8
+    assert store.counters.refused_bytes > 0
+    store.close()
+    store = DiskStore(tmp_path, SPACE, daily_bytes=10 * PAGE_BYTES, clock=lambda: now_s)
+    assert write_pages(store, tokens_of(range(20, 28))) == 0
+    now_s += 86400
+    assert write_pages(store, tokens_of(range(20, 28))) == 8
+    store.close()
+
+
 def test_several_threads_read_while_another_writes(tmp_path: Path) -> None:
     store = DiskStore(tmp_path, SPACE)
     texts = [tokens_of([number, *range(10)]) for number in range(5)]
@@ -320,3 +336,28 @@ def test_several_threads_read_while_another_writes(tmp_path: Path) -> None:
     assert not failures
     store.check()
     store.close()
+
+
+def test_the_file_system_of_a_folder_is_that_of_its_nearest_mount(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounts = [SimpleNamespace(mountpoint="/", fstype="ext4")]
+    mounts.append(SimpleNamespace(mountpoint=str(tmp_path / "the disk"), fstype="nfs4"))
+    monkeypatch.setattr("psutil.disk_partitions", lambda all: mounts)
+    assert file_system(tmp_path / "the disk" / "kv") == "nfs4"
+    assert file_system(tmp_path / "other") == "ext4"
+    mounts.clear()
+    assert file_system(tmp_path) == ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "warning"),
+    [("nfs4", "network file system"), ("fuse.sshfs", "network"), ("tmpfs", "in memory"), ("ext4", "")],
+)
+def test_a_folder_on_the_network_or_in_memory_is_used_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str, warning: str
+) -> None:
+    monkeypatch.setattr("psutil.disk_partitions", lambda all: [SimpleNamespace(mountpoint="/", fstype=kind)])
+    DiskStore(tmp_path, SPACE).close()
+    assert warning in caplog.text
+    assert bool(caplog.text) is bool(warning)

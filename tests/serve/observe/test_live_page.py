@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from jinfercept.engine.meter.engine_stats import EngineStats
+from jinfercept.kv.disk import DiskCounters, DiskOccupancy, DiskState
+from jinfercept.llm import LLM
 from jinfercept.tools.inbox import Inbox
 from tests.support.live_server import END, Running, prompt_of, running, until
 from tests.support.scripted_model import Scripted
@@ -69,6 +71,19 @@ def test_the_page_shows_who_is_paused_where_the_pages_are_and_what_was_decided(
     assert page.urls == {f"{served.url}/", f"{served.url}/live"}
     corner = "p.getContext('2d').getImageData(p.width - 2, p.height - 2, 1, 1).data[3]"
     until(lambda: page.evaluate(f"() => {{ const p = document.getElementById('pool'); return {corner} }}") == 255)
+
+
+def test_the_page_shows_what_is_on_disk_and_what_was_not_written_to_spare_it(
+    page: Any, served: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counters = DiskCounters(read_bytes=3 << 30, refused_bytes=5 << 30)
+    disk = DiskState(counters, DiskOccupancy(2 << 30, 8 << 30, 70), works=True)
+    monkeypatch.setattr(LLM, "disk", property(lambda llm: disk))
+    page.goto(served.url)
+    page.wait_for_selector("#disk:not([hidden])")
+    tiles = page.text_content("#disktiles")
+    for tile in ("2.00 GiBused", "6.00 GiBfree", "70pages", "3.00 GiBread", "5.00 GiBnot written, to spare the drive"):
+        assert tile in tiles
 
 
 def test_with_keys_the_page_asks_for_one_and_keeps_it_in_its_tab(page: Any, scripted: Scripted) -> None:

@@ -51,7 +51,8 @@ def all_metrics() -> list[Metric]:
     pages = Pages(*[1] * len(Pages._fields))
     state = EngineState(counts, SchedulerCounters(), pages, 1, 1, 0, 0, 0, 0, 0, has_work=False, quiescent=True)
     state = replace(state, window_pages=SlotOccupancy(1, 1, 1, 1), state_slots=SlotOccupancy(1, 1, 1, 1))
-    disk = DiskState(DiskCounters(), DiskOccupancy(1, 2, 1), works=True)
+    counters = DiskCounters(read_bytes=1, written_bytes=2, refused_bytes=3)
+    disk = DiskState(counters, DiskOccupancy(1, 2, 1), works=True)
     plan = SimpleNamespace(token_bytes=lambda page_size: 1)
     cache = SimpleNamespace(enable_prefix_caching=True)
     llm = SimpleNamespace(memory_plan=plan, shape=SimpleNamespace(page_size=16), config=SimpleNamespace(cache=cache))
@@ -88,6 +89,11 @@ def test_every_label_is_told_of_and_so_are_its_values_where_there_are_few() -> N
                     assert label in meaning, f"{metric.name} does not tell of {label}"
                 if label in ("state", "residency", "kind", "direction", "context"):
                     assert value in meaning, f"{metric.name} does not tell of {label}={value}"
+
+
+def test_bytes_of_contexts_are_counted_by_what_became_of_them() -> None:
+    (moved,) = (metric for metric in all_metrics() if metric.name == "jinfercept:disk_bytes")
+    assert {sample.labels["what"]: sample.value for sample in moved.samples} == {"read": 1, "written": 2, "refused": 3}
 
 
 def test_names_that_are_used_anywhere_are_shown(served: Running) -> None:
