@@ -82,6 +82,11 @@ class ExpiringEntries[T]:
     def num_bytes(self) -> int:
         return self._quota.num_bytes
 
+    def peek(self, name: str) -> T | None:
+        """An entry, expired or not; this does not count as a use."""
+        entry = self._entries.get(name)
+        return None if entry is None else entry.value
+
     def use(self, name: str) -> T | None:
         """An entry that has not expired; it is the most recent one now."""
         with self._lock:
