@@ -49,6 +49,8 @@ LOCAL_VARIABLES = {
 _PREFIX = "jinfercept-ray-"
 _OBJECT_STORE_BYTES = 100 * 2**20
 """Ray's smallest is 75 MiB; requests and responses do not go through it."""
+log = logging.getLogger("jinfercept")
+
 APPLICATION = "jinfercept"
 _SECRET_BYTES = 32
 
@@ -85,6 +87,7 @@ def serve_fleet(model: str, engine: EngineOptions, options: ServerOptions, num_r
 
         shared = replica_options(options, os.environ, folder)
         spec = ReplicaSpec(model, engine, shared, secrets.token_bytes(_SECRET_BYTES))
+        log.info("starting Ray and %d replicas; each loads and compiles the model", num_replicas)
         run_replicas(APPLICATION, spec, scale_for(engine, num_replicas))
 
         async def connect() -> Replicas:

@@ -23,7 +23,7 @@ type Reports = Mapping[str, Mapping[str, Any]]
 
 
 class Totals(NamedTuple):
-    """Counts since the front began: requests by replica and reason, tokens of prompts and those that the replicas held.
+    """Counts since the front began, of requests that generate: by replica and reason, prompt tokens and those found.
 
     `retried` are the lost requests that another replica was given.
     """
@@ -66,13 +66,13 @@ class Routes:
             if replica != chosen.replica:
                 self._router.failed(hint, chosen.replica)
                 chosen = Route(replica, "moved", 0, chosen.price_s)
-            self.totals.routed[replica, chosen.reason] += 1
             return chosen
 
-    def finished(self, hint: RoutingHint, replica: str, details: dict[str, Any], response_key: bytes | None) -> None:
-        """Note the end of a request, with the fields of its log line."""
-        prompt, cached = details.get("prompt_tokens", 0), details.get("cached_tokens")
+    def finished(self, hint: RoutingHint, route: Route, details: dict[str, Any], response_key: bytes | None) -> None:
+        """Note the end of a request that generates, with the fields of its log line."""
+        prompt, cached, replica = details.get("prompt_tokens", 0), details.get("cached_tokens"), route.replica
         with self._lock:
+            self.totals.routed[replica, route.reason] += 1
             self.totals.prompt_tokens[replica] += prompt
             self.totals.found_tokens[replica] += cached or 0
             if cached is None and response_key is None:
