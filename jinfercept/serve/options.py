@@ -31,6 +31,7 @@ class ServerOptions:
 
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0: every one of the machine")
     port: int = option(8000, "port to listen on; 0: a free one, which is printed", least=0, most=65535)
+    uds: str | None = option(None, "path of a Unix socket to listen on instead")
     served_model_name: tuple[str, ...] = option((), "name by which clients ask for the model; default: MODEL")
     api_key: tuple[str, ...] = option(
         (),
@@ -192,8 +193,11 @@ class ServerOptions:
         return delimiters
 
     def hosts(self) -> AllowedHosts | None:
-        """The hosts that requests may name; None: any, where no flag names some and clients bring a key."""
-        if not self.allowed_hosts and self.key_rules():
+        """The hosts that requests may name; None: any, where no flag names some, and clients bring a key or use a Unix socket.
+
+        Web pages have no key, and reach no Unix socket.
+        """
+        if not self.allowed_hosts and (self.uds is not None or self.key_rules()):
             return None
         return AllowedHosts((*self.allowed_hosts, self.host))
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import Any, cast, final
 
@@ -298,7 +299,12 @@ class DrainingServer(uvicorn.Server):
         self._draining: asyncio.Task[None] | None = None
 
     def serve_until_signal(self) -> None:
-        self.run(sockets=[self._listener])
+        """Serve; returns after the drain."""
+        try:
+            self.run(sockets=[self._listener])
+        finally:
+            if self._service.options.uds is not None:
+                Path(self._service.options.uds).unlink(missing_ok=True)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -351,7 +357,13 @@ def serve_app(
 
 
 def listen(options: ServerOptions) -> tuple[socket.socket, str]:
-    """A bound socket that does not listen yet, and the URL for clients. Raises `ConfigError`."""
+    """A bound socket that does not listen yet, and the URL for clients.
+
+    Raises:
+        ConfigError: the address cannot be bound.
+    """
+    if options.uds is not None:
+        return _listen_unix(options.uds), f"unix:{options.uds}"
     host = options.host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio sets TCP_NODELAY only where the protocol is named; without it, bodies wait 40 ms for the client's acknowledgement
@@ -366,3 +378,23 @@ def listen(options: ServerOptions) -> tuple[socket.socket, str]:
         ) from error
     port = listener.getsockname()[1]
     return listener, f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _listen_unix(path: str) -> socket.socket:
+    """A bound Unix socket; the file of a server that does not run any more is replaced."""
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        if Path(path).is_socket():
+            if _answers(path):
+                raise OSError("a server listens there")
+            Path(path).unlink()
+        listener.bind(path)
+    except OSError as error:
+        listener.close()
+        raise ConfigError("the address cannot be used", got=f"{path}: {error}", fix="give another --uds") from error
+    return listener
+
+
+def _answers(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(path) == 0

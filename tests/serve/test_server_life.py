@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import httpx2
 import numpy as np
 import openai
 import pytest
@@ -28,9 +29,11 @@ from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError
 from jinfercept.models.protocol import Params
 from jinfercept.serve import serve as serve_module
+from jinfercept.serve.app import create_app
 from jinfercept.serve.observe.log_lines import JsonFormatter, StderrHandler, TextFormatter
 from jinfercept.serve.options import ServerOptions
 from jinfercept.serve.process import frozen_heap
+from jinfercept.serve.serve import DrainingServer, listen
 from jinfercept.serve.service import Service
 from tests.support.chat_templates import QWEN
 from tests.support.engine_state import engine_of, engine_state
@@ -332,6 +335,28 @@ def test_options_that_cannot_work_are_said_before_a_model_is_loaded(capsys: pyte
     ):
         assert main(["serve", "no-such-model", *flags]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_a_unix_socket_is_shared_with_nobody_and_gone_afterwards(scripted: Scripted, tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    options = ServerOptions(uds=str(path), served_model_name=(MODEL,))
+    with pytest.raises(ConfigError, match="the address cannot be used"):
+        listen(ServerOptions(uds=str(tmp_path / "no" / "socket")))
+    listen(options)[0].close()  # as one that was killed leaves it
+    listener, url = listen(options)
+    service = Service(scripted.llm, MODEL, options)
+    server = DrainingServer(create_app(service), service, listener)
+    thread = threading.Thread(target=server.serve_until_signal)
+    thread.start()
+    until(lambda: server.started)
+    with httpx2.Client(transport=httpx2.HTTPTransport(uds=str(path)), base_url="http://x") as http:
+        assert http.get("/ready").json() == {"status": "ready"}
+        with pytest.raises(ConfigError, match="a server listens there"):
+            listen(options)
+        assert http.get("/ready").json() == {"status": "ready"}
+    server.handle_exit(signal.SIGTERM, None)
+    thread.join()
+    assert (url, path.exists()) == (f"unix:{path}", False)
 
 
 def test_a_chat_template_that_does_not_work_is_found_before_anybody_asks(scripted: Scripted, tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, final
 
+from starlette.requests import Request
+
 from jinfercept.errors import ConfigError
 from jinfercept.sched.tenants import FairSlots
 from jinfercept.serve.access.key_file import KeyRules
@@ -273,6 +275,10 @@ class ServedState(ABC):
     @abstractmethod
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests, and return when those in progress have ended; after `timeout_s` they are aborted."""
+
+    async def prepare[T](self, request: Request, work: Callable[[], T], number: int = 0, num_bytes: int = 0) -> T:
+        """The result of slow work, done in a thread."""
+        return await asyncio.to_thread(work)
 
     def request_started(self) -> None:
         """Count an HTTP request in progress. On the event loop."""

@@ -1,7 +1,8 @@
-"""Reads the body of a request within limits of time and size, and notices that its client has disconnected."""
+"""Reads the body of a request within limits of time and size, decodes it, and notices that its client has disconnected."""
 
 import asyncio
-from collections.abc import Coroutine
+import zlib
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -10,6 +11,10 @@ from starlette.types import Receive
 
 from jinfercept.serve.access.key_limits import ServedState
 from jinfercept.serve.protocols.errors import ApiError
+
+_PIECE_BYTES = 2**16
+_WINDOWS = {"gzip": 31, "x-gzip": 31, "deflate": zlib.MAX_WBITS}
+"""`wbits` of zlib by the coding."""
 
 
 async def read_body(request: Request, max_bytes: int, timeout_s: float) -> bytes:
@@ -40,11 +45,59 @@ async def read_body(request: Request, max_bytes: int, timeout_s: float) -> bytes
 
 
 async def whole_body(request: Request, service: ServedState) -> bytes:
-    """The body of a request as it is sent. Raises as `read_body`, and 415 for one that is encoded."""
-    coding = ", ".join(request.headers.getlist("content-encoding")).strip().lower()
-    if coding not in ("", "identity"):
-        raise ApiError(415, f"the body has Content-Encoding {coding[:80]}: send it as it is")
-    return await read_body(request, service.options.max_body_size, service.options.body_timeout)
+    """The decoded body of a request. Raises as `read_body`, `coding_of` and `decoded`."""
+    coding, most = coding_of(request.headers.getlist("content-encoding")), service.options.max_body_size
+    body = await read_body(request, most, service.options.body_timeout)
+    if not (coding and body):
+        return body
+    return await service.prepare(request, lambda: decoded(body, coding, most), num_bytes=len(body))
+
+
+def coding_of(headers: Sequence[str]) -> str:
+    """The coding of a body; "": it has none.
+
+    Args:
+        headers: values of `Content-Encoding`.
+
+    Raises:
+        ApiError: 415 for codings that are not supported, and for several: each may expand the body a thousand times.
+    """
+    names = [name.strip().lower() for value in headers for name in value.split(",")]
+    codings = [name for name in names if name not in ("", "identity")]
+    if not codings:
+        return ""
+    if len(codings) > 1 or codings[0] not in _WINDOWS:
+        message = f"the body has Content-Encoding {', '.join(codings)[:80]}: send it as it is, or with gzip or deflate"
+        raise ApiError(415, message, headers={"Accept-Encoding": "gzip, deflate"})
+    return codings[0]
+
+
+def decoded(body: bytes, coding: str, max_bytes: int) -> bytes:
+    """A body without its coding. Slow.
+
+    Args:
+        coding: see `coding_of`; not "".
+        max_bytes: size of the largest decoded body. No more is ever decoded.
+
+    Raises:
+        ApiError: 413 for a larger body, 400 for one that does not have the coding.
+    """
+    decoder, parts, size = zlib.decompressobj(_WINDOWS[coding]), list[bytes](), 0
+    try:
+        for start in range(0, len(body), _PIECE_BYTES):
+            rest = body[start : start + _PIECE_BYTES]
+            while rest:
+                parts.append(decoder.decompress(rest, _PIECE_BYTES))
+                size += len(parts[-1])
+                if size > max_bytes:
+                    raise ApiError(413, f"the body is larger than {max_bytes} bytes when it is decoded")
+                rest = decoder.unconsumed_tail
+        parts.append(decoder.flush())
+    except zlib.error as error:
+        raise ApiError.bad(f"the body is not {coding}: {error}", code="invalid_encoding") from None
+    if not decoder.eof or decoder.unused_data:
+        raise ApiError.bad(f"the body is not {coding}: it ends too early, or not at its end", code="invalid_encoding")
+    return b"".join(parts)
 
 
 async def disconnected(receive: Receive) -> None:

@@ -5,7 +5,10 @@ Unknown fields are ignored, as in vLLM; known fields that are not supported are 
 object by its size before its items are validated: a body has room for a million items.
 """
 
+import re
+from base64 import b64decode
 from typing import Annotated, Any, Literal, TypeVar
+from urllib.parse import unquote
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field
 from pydantic_core import PydanticCustomError
@@ -58,6 +61,10 @@ StopText = Annotated[str, Field(max_length=4096)]
 Stops = Annotated[list[StopText], Field(max_length=MAX_STOPS), FIRST_ERROR]
 
 
+_TEXT_FILE = re.compile(r"data:(text/|application/(json|xml|yaml|toml)\b).*", re.DOTALL)
+"""The beginning of a data URL of a text."""
+
+
 class Body(BaseModel):
     """Base of all parts of a body."""
 
@@ -69,15 +76,41 @@ def type_of(part: Any) -> Any:
     return part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
 
 
-_REFUSED_PARTS = ("image_url", "input_image", "input_audio", "audio_url", "video_url", "file", "input_file")
+def read_file(part: Any) -> Any:
+    """A part of a body; a file, of chats or of responses, whose data are text as a part of text.
+
+    Raises:
+        PydanticCustomError: its data are none.
+    """
+    kind = part.get("type") if isinstance(part, dict) else None
+    file = part.get("file") if kind == "file" else part
+    if kind not in ("file", "input_file") or not isinstance(file, dict):
+        return part
+    name, given, text = file.get("filename"), file.get("file_data"), file.get("text", file.get("content"))
+    head, is_url, data = f"{given}".partition(",")
+    try:
+        if text is None and (not given or (is_url and not _TEXT_FILE.fullmatch(head))):
+            raise ValueError(head)
+        if text is None:
+            is_plain = is_url and not head.endswith(";base64")
+            text = unquote(data) if is_plain else b64decode(data if is_url else head, validate=True).decode()
+    except ValueError as error:
+        message = "{kind} parts are not supported unless file_data is text, in base64 or as a data URL"
+        raise PydanticCustomError("unsupported_file", message, {"kind": kind}) from error
+    shown = "\n\n".join(["", *(f"{each}" for each in (name, text) if each), ""])  # apart from the other parts
+    return {"type": "input_text", "text": shown}
 
 
 def read_part(part: Any) -> Any:
-    """A part of a message. Raises `PydanticCustomError` for an image, a sound, a video or a file."""
+    """A part of a message, as `read_file` reads it.
+
+    Raises:
+        PydanticCustomError: it is an image, a sound, a video, or a file whose data are no text.
+    """
     kind = type_of(part)
-    if kind in _REFUSED_PARTS:
+    if kind in ("image_url", "input_image", "input_audio", "audio_url", "video_url"):
         raise PydanticCustomError("unsupported_part", "{kind} parts are not supported: send text", {"kind": kind})
-    return part
+    return read_file(part)
 
 
 class OutputPart(Body):
@@ -245,14 +278,7 @@ def training_fields(body: SamplingBody, completion: CompletionOutput) -> dict[st
 _UNSUPPORTED = frozenset(
     {"audio", "best_of", "chat_template", "continue_final_message", "documents", "ebnf", "function_call", "functions"}
     | {"grammar", "guided_choice", "guided_grammar", "guided_json", "guided_json_object", "guided_regex", "json_schema"}
-    | {
-        "kv_transfer_params",
-        "length_penalty",
-        "logits_processors",
-        "max_tool_calls",
-        "mm_processor_kwargs",
-        "modalities",
-    }
+    | {"kv_transfer_params", "length_penalty", "logits_processors", "mm_processor_kwargs", "modalities"}
     | {"output_format", "prompt_embeds", "regex", "response_format", "return_tokens_as_token_ids", "structural_tag"}
     | {"structured_outputs", "suffix", "truncate_prompt_tokens", "use_beam_search", "web_search_options"}
 )

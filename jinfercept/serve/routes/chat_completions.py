@@ -3,6 +3,7 @@
 import uuid
 from collections.abc import Sequence, Set
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -11,6 +12,8 @@ from fastapi.responses import Response
 from jinfercept.chat.function_tools import ChatTool, chat_tools
 from jinfercept.chat.options import MAX_ROUNDS
 from jinfercept.chat.tokenizer.tokenizer import EFFORTS
+from jinfercept.engine.current_call import ToolFunction, around
+from jinfercept.engine.tool_run import ToolFailed
 from jinfercept.errors import JinferceptError
 from jinfercept.outputs import CompletionOutput
 from jinfercept.request import Request as EngineRequest
@@ -95,8 +98,26 @@ def rendered_chat(service: Service, body: ChatBody, hints: RequestHints, name: s
         service.check_chars(texts, field)
     with about(lambda error: field_of_chat(error, bool(tools))):
         messages = service.tool_history.restored(hints.cache_salt, body.messages)
+        if body.max_tool_calls is not None:
+            offered = _limited(offered, body.max_tool_calls)
         arguments = [*tools, *offered], options, iter([name]), hints.tenant, hints.cache_salt
         return service.llm.make_chats([messages], params, *arguments)
+
+
+def _limited(tools: Sequence[ChatTool], most: int) -> list[ChatTool]:
+    """Tools of whose calls together so many are run; the model reads that the others were not."""
+    numbers = count(1)
+
+    def limited(function: ToolFunction) -> ToolFunction:
+        def run(arguments: str) -> object:
+            if next(numbers) > most:
+                raise ToolFailed(f"not run: max_tool_calls is {most}")
+            return function(arguments)
+
+        return around(function, run)
+
+    executed = [(tool, tool.tool) for tool in tools if tool.tool is not None]
+    return [replace(chat, tool=replace(tool, function=limited(tool.function))) for chat, tool in executed]
 
 
 def _template_variables(service: Service, body: ChatBody) -> dict[str, Any]:

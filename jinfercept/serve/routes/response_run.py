@@ -20,10 +20,18 @@ from jinfercept.serve.state.store import StoredResponse
 
 _ABORT_S = 1.0
 """Seconds that an aborted request may take to end."""
+_EVENT_BYTES = 64
+"""Overhead of a stored event in memory."""
 BACKGROUND = "jinfercept.background"
 """Key of a request's scope: the `BackgroundRun` of its response, if that is generated in the background."""
 MEMORY = "jinfercept.memory"
 """Key of a request's scope: the `SocketMemory` of its WebSocket."""
+EVENTS_NOT_KEPT = (
+    "the events of this response are not kept here: it was created without stream, there was no room for them, "
+    "or another server generated it; fix: poll the response"
+)
+_MOST_JOINED = 256
+"""Maximum stored events that are sent at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,32 +122,71 @@ def _copied(item: Item) -> Item:
 
 @final
 class BackgroundRun:
-    """A response that is generated without a connected client (`store.BackgroundRuns`)."""
+    """A response that is generated without a connected client (`store.BackgroundRuns`).
 
-    def __init__(self, generation: Generation) -> None:
-        self._generation = generation
+    Args:
+        replayable: whether its events are stored for `follow`.
+    """
+
+    def __init__(self, generation: Generation, replayable: bool) -> None:
+        self._service = generation.service
+        self._running: Generation | None = generation  # until the response ends
+        self._replayable, self._events, self._num_bytes = replayable, list[bytes](), 0
+        self._changed = asyncio.Event()
         if (trace := TRACE.get()) is not None:
             trace.hold()
-        self._task = asyncio.ensure_future(self._run())
+        self._task = asyncio.ensure_future(self._run(generation))
 
-    async def _run(self) -> None:
-        service = self._generation.service
-        service.request_started()
+    async def _run(self, generation: Generation) -> None:
+        self._service.request_started()
         try:
-            async for _ in write(self._generation):
-                pass
+            async for event in write(generation):
+                if self._replayable:
+                    self._store(generation.stored, event)
         finally:
-            service.request_ended()
+            self._service.request_ended()
+            self._running = None
+            self._changed.set()
             if (trace := TRACE.get()) is not None:
                 trace.release()
+
+    def _store(self, stored: StoredResponse, event: bytes) -> None:
+        events = self._service.state.events
+        if not self._events or events.peek(stored.name) is self:
+            self._events.append(event)
+            self._num_bytes += _EVENT_BYTES + len(event)
+            events.put(stored.tenant, stored.name, self, self._num_bytes)
+        if events.peek(stored.name) is not self:
+            self._replayable = False
+            self._events.clear()
+        self._changed.set()
 
     async def ended(self) -> None:
         """Return when the response has ended."""
         await asyncio.wait((self._task,))
 
     async def cancel(self) -> None:
-        self._generation.writer.cancel()
-        self._generation.stream.abort()
+        if self._running is not None:
+            self._running.writer.cancel()
+            self._running.stream.abort()
         await asyncio.wait((self._task,), timeout=_ABORT_S)
         self._task.cancel()  # it may still run calls of the server's tools
         await asyncio.wait((self._task,))
+
+    def follow(self, start: int) -> AsyncGenerator[bytes]:
+        if not self._replayable:
+            raise ApiError.bad(EVENTS_NOT_KEPT, "stream")
+        return self._follow(start)
+
+    async def _follow(self, start: int) -> AsyncGenerator[bytes]:
+        while True:
+            if not self._replayable:
+                raise ApiError(503, "there is no room to keep events: poll the response", code="events_not_kept")
+            if news := self._events[start : start + _MOST_JOINED]:
+                start += len(news)
+                yield b"".join(news)
+            elif self._task.done():
+                return
+            else:
+                self._changed.clear()
+                await self._changed.wait()

@@ -17,7 +17,7 @@ from jinfercept.serve.http.request_body import unless_disconnected
 from jinfercept.serve.protocols.answers import ServerToolCalls, UsageCount
 from jinfercept.serve.protocols.encoding import EncodedReply
 from jinfercept.serve.protocols.errors import ApiError, renamed
-from jinfercept.serve.protocols.openai.chat_schemas import Plain
+from jinfercept.serve.protocols.openai.chat_schemas import ChatBody, Plain
 from jinfercept.serve.protocols.openai.compaction import PROMPT, encoded_summary
 from jinfercept.serve.protocols.openai.logprobs import chat_logprobs, check_report
 from jinfercept.serve.protocols.openai.response_chat import (
@@ -26,6 +26,7 @@ from jinfercept.serve.protocols.openai.response_chat import (
     chat_body,
     check_supported,
     messages_of,
+    truncated,
     wants_logprobs,
 )
 from jinfercept.serve.protocols.openai.response_items import (
@@ -36,18 +37,19 @@ from jinfercept.serve.protocols.openai.response_items import (
     written_text,
 )
 from jinfercept.serve.protocols.openai.response_schemas import (
-    CompactBody,
+    InputTokensBody,
     MessageItem,
     ResponsesBody,
 )
 from jinfercept.serve.protocols.openai.response_tools import ClientTools, FunctionTool, InputTool, ResponseToolChoice
 from jinfercept.serve.protocols.openai.response_writer import ResponseWriter
-from jinfercept.serve.routes.chat_completions import make_chat, server_tool_calls
+from jinfercept.serve.routes.chat_completions import make_chat, rendered_chat, server_tool_calls
 from jinfercept.serve.routes.conversations import PageQuery, item_page
 from jinfercept.serve.routes.engine_requests import RequestHints, opened
 from jinfercept.serve.routes.guarded_route import GuardedRoute
 from jinfercept.serve.routes.response_run import (
     BACKGROUND,
+    EVENTS_NOT_KEPT,
     MEMORY,
     BackgroundRun,
     Generation,
@@ -61,13 +63,14 @@ from jinfercept.serve.state.store import ANSWERED, SocketMemory, StoredResponse
 router = APIRouter(route_class=GuardedRoute, tags=["OpenAI"])
 
 _CHARS_PER_TOKEN = 4
-_ECHOED = ("instructions", "max_output_tokens", "previous_response_id", "user")
+_ECHOED = ("instructions", "max_output_tokens", "max_tool_calls", "previous_response_id", "user")
 """Fields of a response that its body has likewise."""
-_OF_SUMMARIES = (
-    *("model", "instructions", "previous_response_id", "max_output_tokens", "temperature", "top_p", "reasoning"),
-    *("chat_template_kwargs", "session_id", "cache_salt", "priority"),
+_NOT_OF_SUMMARIES = (
+    *("background", "generate", "jinfercept", "stream", "text", "tool_choice", "tools", "top_logprobs"),
+    *("allowed_token_ids", "logit_bias"),
+    *("stop", "stop_token_ids", "structured_outputs"),
 )
-"""Fields of a body with which its summary is written."""
+"""Fields of a body that its summary is written without."""
 
 
 @router.post("/v1/responses")
@@ -76,7 +79,7 @@ async def create_response(body: ResponsesBody, request: Request) -> Response:
     generation = await _start(body, request)
     stored = generation.stored
     if stored.background is not None:
-        return reply(stored.response)
+        return EventStream(stored.background.follow(0)) if body.stream else reply(stored.response)
     if body.stream:
         return EventStream(write(generation), generation.close)
     await unless_disconnected(request.receive, written(generation))
@@ -84,15 +87,15 @@ async def create_response(body: ResponsesBody, request: Request) -> Response:
 
 
 @router.post("/v1/responses/compact")
-async def compact_conversation(body: CompactBody, request: Request) -> Response:
+async def compact_conversation(body: InputTokensBody, request: Request) -> Response:
     """The messages of the user, and a summary of the conversation that the model writes, as input for further responses."""
     if body.conversation_id:
         raise ApiError.bad("a conversation cannot be compacted; fix: give its items as input", "conversation")
     if not body.input and body.previous_response_id is None:
         raise ApiError.bad("there is nothing to compact; fix: give input or previous_response_id", "input")
-    kept = {name: getattr(body, name) for name in _OF_SUMMARIES}
-    items = [*body.input, MessageItem(role="user", content=PROMPT)]
-    generation = await _start(ResponsesBody.model_construct(input=items, store=False, **kept), request)
+    instruction = MessageItem(role="user", content=PROMPT)
+    alike: dict[str, Any] = dict.fromkeys(_NOT_OF_SUMMARIES) | {"store": False}
+    generation = await _start(body.model_copy(update=alike | {"input": [*body.input, instruction]}), request)
     await unless_disconnected(request.receive, written(generation))
     stored, response = generation.stored, generation.stored.response
     if not (summary := written_text(response).strip()):
@@ -136,30 +139,63 @@ async def _start(body: ResponsesBody, request: Request) -> Generation:
         generation = Generation(service, await service.submit(request, requests), writer, stored)
         request.scope[DETAILS]["id"] = name
         if body.background:
-            request.scope[BACKGROUND] = stored.background = BackgroundRun(generation)
+            request.scope[BACKGROUND] = stored.background = BackgroundRun(generation, replayable=bool(body.stream))
         return generation
     except BaseException:
         state.abandon(stored)
         raise
 
 
+@router.post("/v1/responses/input_tokens")
+async def count_input_tokens(body: InputTokensBody, request: Request) -> dict[str, Any]:
+    """The number of tokens of the prompt that a body of `/v1/responses` would have. Nothing is stored."""
+    service, _, hints = opened(body, request)
+    check_supported(body)
+    if body.conversation_id:
+        raise ApiError.bad("conversation cannot be counted: its last response has usage", "conversation")
+    previous = await _previous(service, body, hints.tenant)
+    referred = await service.state.items(references(body.input), hints.tenant)
+
+    def count() -> int:
+        before = previous.conversation if previous else []
+        items = [*before, *read_items(body.input, before, referred)]
+        with renamed(FIELDS):
+            chat = chat_body(body, messages_of(items, body.instructions), ClientTools(body.tools or (), items))
+            [made] = rendered_chat(service, chat, hints, "count")
+            return len(made.prompt_token_ids)
+
+    counted = await service.prepare(request, count, 1, _num_bytes(previous))
+    return {"object": "response.input_tokens", "input_tokens": counted}
+
+
 def _make_chat(
     service: Service, body: ResponsesBody, messages: list[Plain], tools: ClientTools, hints: RequestHints, name: str
 ) -> tuple[list[EngineRequest], ServerToolCalls]:
-    with renamed(FIELDS):
+
+    def make(messages: list[Plain]) -> tuple[ChatBody, list[EngineRequest]]:
         chat = chat_body(body, messages, tools)
-        requests = make_chat(service, chat, hints, name)
+        return chat, make_chat(service, chat, hints, name)
+
+    with renamed(FIELDS):
+        chat, requests = truncated(messages, make) if body.truncation == "auto" else make(messages)
         best = (body.top_logprobs or 0) if wants_logprobs(body) else None
         check_report(requests, service.max_model_len, (), ("top_logprobs", best), copies=REPORTS)
         return requests, server_tool_calls(service, chat, requests, lambda completion: None)  # all turns are stored
 
 
 @router.get("/v1/responses/{response_id}")
-async def get_response(response_id: str, request: Request, stream: bool = False) -> Response:
-    """A stored response as it stands."""
-    if stream:
-        raise ApiError.bad("the events of a stored response are not kept; fix: poll the response", "stream")
-    return reply((await _stored(request, response_id)).response)
+async def get_response(
+    response_id: str, request: Request, stream: bool = False, starting_after: Annotated[int | None, Query(ge=0)] = None
+) -> Response:
+    """A stored response as it stands. With `stream`, the events of one that was created with `background` and `stream`."""
+    stored = await _stored(request, response_id)
+    if not stream:
+        return reply(stored.response)
+    if not stored.response["background"]:
+        raise ApiError.bad("only a response with background: true can be streamed again", "stream")
+    if stored.background is None:
+        raise ApiError.bad(EVENTS_NOT_KEPT, "stream")
+    return EventStream(stored.background.follow(0 if starting_after is None else starting_after + 1))
 
 
 @router.delete("/v1/responses/{response_id}")
@@ -199,7 +235,7 @@ async def _stored(request: Request, response_id: str) -> StoredResponse:
 
 
 async def _previous(
-    service: Service, body: ResponsesBody, tenant: str, memory: SocketMemory | None = None
+    service: Service, body: ResponsesBody | InputTokensBody, tenant: str, memory: SocketMemory | None = None
 ) -> StoredResponse | None:
     """The response that a body continues, loaded with its conversation. Raises 404 and 400, also for too many items."""
     if (previous_id := body.previous_response_id) is None:
@@ -260,8 +296,7 @@ def _new_response(name: str, model: str, body: ResponsesBody, defaults: Sampling
         "tools": [_shown_tool(tool) for tool in body.tools or ()],
         "top_logprobs": body.top_logprobs or 0,
         "top_p": defaults.top_p if body.top_p is None else body.top_p,
-        "max_tool_calls": None,
-        "truncation": "disabled",
+        "truncation": body.truncation or "disabled",
         "usage": None,
     } | _call_lists(body)
 

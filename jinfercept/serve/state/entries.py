@@ -210,24 +210,20 @@ class Entries:
         return self._remove() or has_more
 
     def _shrink(self, limits: StateLimits) -> bool:
-        """Delete the oldest entries of the tenant that holds the most while it or all hold too much; whether that was not all.
-
-        A bounded number is deleted at a time.
-        """
+        """Delete the oldest entries of tenants that hold too much, a bounded number at a time; whether that was not all."""
+        has_more = False
         query = select(_E.tenant, func.sum(_E.num_bytes)).group_by(_E.tenant)  # what others continue has bytes, too
         sizes = {tenant: int(size) for tenant, size in self._rows.execute(query)}
-        most_of_tenant = limits.most_bytes if limits.most_bytes_of_tenant is None else limits.most_bytes_of_tenant
-        for _ in range(_AT_ONCE):
-            tenant = max(sizes, key=sizes.__getitem__, default="")
-            if sizes.get(tenant, 0) <= most_of_tenant and sum(sizes.values()) <= limits.most_bytes:
-                return False
-            aged = select(_E.id, _E.num_bytes).where(_E.tenant == tenant, _E.expires > 0).order_by(_E.changed, _E.id)
-            if (oldest := self._rows.execute(aged.limit(1)).one_or_none()) is None:
-                del sizes[tenant]  # all of it is deleted, and others continue it
-                continue
-            self._rows.execute(update(ENTRIES).where(_E.id == oldest.id).values(expires=0.0))
-            sizes[tenant] -= oldest.num_bytes
-        return True
+        for tenant, over in excess(sizes, limits.most_bytes, limits.most_bytes_of_tenant).items():
+            mine = select(_E.id, _E.num_bytes).where(_E.tenant == tenant, _E.expires > 0)
+            oldest = list[str]()
+            for entry_id, num_bytes in self._rows.execute(mine.order_by(_E.changed, _E.id).limit(_AT_ONCE)):
+                if over > 0:
+                    oldest.append(entry_id)
+                    over -= num_bytes
+            self._rows.execute(update(ENTRIES).where(_E.id.in_(oldest)).values(expires=0.0))
+            has_more |= len(oldest) == _AT_ONCE
+        return has_more
 
     def _remove(self) -> bool:
         unneeded = select(_E.id, _E.previous).where(~self._is_visible, ~_is_continued())
@@ -254,6 +250,26 @@ class Entries:
     def _add(self, rows: Sequence[Mapping[str, Any]]) -> None:
         for some in batched(rows, _AT_ONCE):
             self._rows.execute(insert(ITEMS), some)
+
+
+def excess(sizes: Mapping[str, int], most: int, most_of_tenant: int | None) -> dict[str, int]:
+    """What each tenant gives back so that all fits: those that hold the most give back, down to an equal level.
+
+    Args:
+        sizes: bytes by tenant.
+        most, most_of_tenant: limits of all tenants together, and of one.
+    """
+    capped = {tenant: size if most_of_tenant is None else min(size, most_of_tenant) for tenant, size in sizes.items()}
+    level, room = most, most
+    for rest, size in zip(range(len(capped), 0, -1), sorted(capped.values()), strict=True):
+        level = room // rest
+        if size > level:
+            break
+        room -= size
+    else:
+        level = most
+    over = {tenant: size - min(capped[tenant], level) for tenant, size in sizes.items()}
+    return {tenant: number for tenant, number in over.items() if number > 0}
 
 
 def check_loaded(num_bytes: int, param: str) -> None:

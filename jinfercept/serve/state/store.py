@@ -1,15 +1,16 @@
-"""The stored state of a server: responses and conversations.
+"""The stored state of a server: responses, conversations, and the events of responses in the background.
 
 A response is committed when it ends, before a client sees its end. One in the background is also committed when it begins, as
 failed: so it is found if this process ends before it does. Each use of a stored response asks the database whether it still
-exists, since another server may have deleted it.
+exists, since another server may have deleted it. In the process are the responses that it generates, and the events of those in
+the background.
 """
 
 import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, final
@@ -41,6 +42,8 @@ _SWEEP_S = 1.0
 """Seconds between two sweeps while much is written."""
 _RETRY_S = 1.0
 """Seconds between attempts to store the end of a response in the background."""
+_MOST_RUNS, _MOST_EVENT_BYTES = 4096, 2**27
+"""Maximum responses whose events are kept, and bytes of these events."""
 _MOST_LAST, _MOST_LAST_BYTES = 16384, 2**28
 """Maximum responses that WebSockets may continue though they are not stored, and bytes of their conversations, about."""
 _LAST_S = 3600.0
@@ -62,6 +65,10 @@ class BackgroundRuns(Protocol):
 
     async def ended(self) -> None:
         """Return when the response has ended."""
+        ...
+
+    def follow(self, start: int) -> AsyncGenerator[bytes]:
+        """The events from number `start` on. Raises 400 if they are not kept."""
         ...
 
 
@@ -144,6 +151,7 @@ class StateStore:
 
     Attributes:
         open: responses that this process generates and that are stored or belong to a conversation, by id.
+        events: those in the background whose events are kept, by id.
         last: those that WebSockets keep, by id.
     """
 
@@ -152,6 +160,8 @@ class StateStore:
         threads = NUM_CONNECTIONS if database.outlives else 1
         self._threads = TenantPool("state", threads, min(_PER_KEY, threads), _MOST_WAITING)
         self.open: dict[str, StoredResponse] = {}
+        quota = Quota[str](_MOST_RUNS, _MOST_EVENT_BYTES)
+        self.events = ExpiringEntries[BackgroundRuns](quota, database.limits.ttl_s, time.monotonic)
         lasts = Quota[str](_MOST_LAST, _MOST_LAST_BYTES)
         self.last = ExpiringEntries[StoredResponse](lasts, _LAST_S, time.monotonic)
         self._finishing: set[asyncio.Task[None]] = set()
@@ -206,7 +216,8 @@ class StateStore:
         (entry, own), *earlier = await self.run(tenant, read, writes=False)
         response = json.loads(entry.document) | {"output": own.outputs}
         before = [item for _, items in reversed(earlier) for item in (*items.inputs, *items.outputs)]
-        return StoredResponse(entry.id, tenant, response=response, before=before, inputs=own.inputs)
+        run = self.events.use(entry.id) if response["background"] else None
+        return StoredResponse(entry.id, tenant, response=response, before=before, inputs=own.inputs, background=run)
 
     async def items(self, item_ids: Collection[str], tenant: str) -> dict[str, Item]:
         """Items of a tenant's responses and conversations by their ids, the oldest one of each id. Raises 404."""
@@ -304,6 +315,7 @@ class StateStore:
         stored = await self.find(response_id, tenant)
         stored.is_deleted = True
         await self.run(tenant, lambda entries: entries.delete(response_id, tenant))
+        self.events.remove(response_id)
         return stored
 
     async def _commit(self, stored: StoredResponse) -> None:

@@ -18,6 +18,7 @@ import openai
 import pytest
 from openai import OpenAI
 
+from jinfercept.sched.tenants import ExpiringEntries, Quota
 from jinfercept.serve.access import key_limits
 from jinfercept.serve.access.key_file import KeyRules, key_digest
 from jinfercept.serve.access.key_limits import KeyLimits
@@ -73,6 +74,22 @@ def test_a_key_has_so_many_responses_in_the_background(shared: Running, polite: 
     until(lambda: {read(name).status for name in names} == {"cancelled"})
     names.append(answer(shared, background=True, max_output_tokens=1).id)
     until(lambda: shared.client.responses.retrieve(names[-1]).status == "incomplete")
+
+
+def test_events_for_which_there_is_no_room_are_not_kept(
+    served: Running, scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    says(scripted, "It costs 23. " * 30 + END)
+    kept = ExpiringEntries[Any](Quota(9, 2_000), 60.0, time.monotonic)
+    monkeypatch.setattr(served.service.state, "events", kept)
+    whole = answer(served, background=True, stream=True)
+    name = next(iter(whole)).response.id
+    with pytest.raises(openai.APIError, match="no room to keep events"):
+        list(whole)
+    until(lambda: served.client.responses.retrieve(name).status == "completed")
+    with pytest.raises(openai.BadRequestError, match="events of this response are not kept here"):
+        served.client.responses.retrieve(name, stream=True)
+    assert len(kept) == 0
 
 
 def _is_stored(client: OpenAI, name: str) -> bool:

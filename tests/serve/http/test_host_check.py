@@ -70,6 +70,7 @@ def test_hosts_are_checked_where_clients_need_no_key_or_a_flag_says_so() -> None
     assert allows("evil.example", operator_key=("one",))
     assert not allows("evil.example", api_key=("one",), allowed_hosts=("llm.example.org",))
     assert allows("llm.example.org", api_key=("one",), allowed_hosts=("llm.example.org",))
+    assert allows("any name", uds="/run/llm.sock")
     for address in ("10.0.0.5", "::1", "[::1]"):
         ServerOptions(allowed_hosts=(address,))
 

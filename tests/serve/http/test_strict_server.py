@@ -1,6 +1,5 @@
 """A server with keys, named origins and small limits: what exceeds them is refused; HEAD on every route that has GET."""
 
-import gzip
 import socket
 import time
 from collections.abc import Iterator
@@ -10,7 +9,9 @@ import pytest
 
 from jinfercept.serve.options import ServerOptions
 from jinfercept.serve.serve import MAX_HEAD_BYTES
-from tests.support.live_server import Running, running, until
+from tests.support.live_server import END, Running, running, until
+from tests.support.responses import answer, says
+from tests.support.scripted_model import Scripted
 from tests.support.served import CHAT, SHORT, shape
 
 
@@ -28,12 +29,6 @@ def impatient(shared_server: Running) -> Iterator[Running]:
     """One that ends connections which dawdle at once."""
     with running(shared_server.llm, api_key=("one",), header_timeout=0.3, body_timeout=0.3) as server:
         yield server
-
-
-@pytest.mark.parametrize("coding", ["gzip", "br", "identity, deflate"])
-def test_an_encoded_body_is_refused_and_never_expanded(strict: Running, coding: str) -> None:
-    headers = {"content-type": "application/json", "content-encoding": coding, "authorization": "Bearer one"}
-    assert strict.http.post(CHAT, content=gzip.compress(b" " * 2**25), headers=headers).status_code == 415
 
 
 def test_keys_are_asked_for_before_anything_else(strict: Running) -> None:
@@ -170,3 +165,13 @@ def test_head_is_answered_as_get_without_a_body(served: Running, path: str) -> N
 def test_head_of_a_route_without_get_is_405(served: Running) -> None:
     refused = served.http.head("/v1/chat/completions")
     assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
+
+
+def test_head_of_a_stream_ends_at_once_and_leaves_the_response(served: Running, scripted: Scripted) -> None:
+    says(scripted, "It costs 23." + END)
+    begun = answer(served, background=True, stream=True)
+    name = next(iter(begun)).response.id
+    head = served.http.head(f"/v1/responses/{name}", params={"stream": "true"})
+    assert (head.status_code, head.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+    begun.close()
+    until(lambda: served.client.responses.retrieve(name).status == "completed")

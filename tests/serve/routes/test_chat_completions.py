@@ -235,16 +235,17 @@ def test_parts_and_calls_as_clients_of_other_servers_write_them(served: Running,
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
     call = {"id": "x", "function": {"name": "price", "arguments": '{"item": "lamp"}'}}
     thought = {"type": "thinking", "thinking": [{"type": "text", "text": "A lamp?"}]}
-    file = {"type": "file", "file": {"filename": "a.pdf", "file_data": "data:application/pdf;base64,AA=="}}
+    file = {"type": "file", "file": {"filename": "a.txt", "file_data": "data:text/plain;base64,TGFtcHM6IDIz"}}
+    pdf = {"type": "file", "file": {"filename": "a.pdf", "file_data": "data:application/pdf;base64,AA=="}}
     answer = {"role": "assistant", "content": [thought, {"type": "output_text", "text": "Let me see."}]}
     result: dict[str, Any] = {"role": "tool", "tool_call_id": "x"}
     messages = [
-        {"role": "user", "content": [{"type": "input_text", "text": "How much?"}]},
+        {"role": "user", "content": [{"type": "input_text", "text": "How much?"}, file]},
         answer | {"tool_calls": [call | {"type": None}]},
-        result | {"content": [{"type": "text", "text": "23 "}, image, file]},
+        result | {"content": [{"type": "text", "text": "23 "}, image, file, pdf]},
     ]
     read = [
-        {"role": "user", "content": "How much?"},
+        {"role": "user", "content": "How much?\n\na.txt\n\nLamps: 23\n\n"},
         {"role": "assistant", "content": "Let me see.", "tool_calls": [call]},
         result | {"content": "23 [image_url: it has no text][file: it has no text]"},
     ]

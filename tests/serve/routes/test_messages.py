@@ -189,6 +189,40 @@ def test_what_a_model_of_text_cannot_read_is_a_note_in_a_result_and_left_out_of_
     assert blocks(done) == [{"type": "text", "text": ANSWER}]
 
 
+@pytest.mark.parametrize("in_result", [False, True])
+def test_documents_and_search_results_that_are_text_are_read_with_their_titles(
+    served: Running, scripted: Scripted, in_result: bool
+) -> None:
+    read = "See:\n\nNotes\n\nof May\n\nLamps are 23.\n\nPens\n\nare 3.\n\nInks\n\nhttp://x\n\nare 7.\n\nare blue."
+    read += "\n\nNibs\n\nhttp://y\n\nare 1."
+    marked = {"cache_control": {"type": "ephemeral"}, "citations": {"enabled": True}}
+    texts = [{"type": "text", "text": text} for text in ("are 7.", "are blue.")]
+    content: Any = [
+        {"type": "text", "text": "See:"},
+        {
+            "type": "document",
+            "title": "Notes",
+            "context": "of May",
+            "source": {"type": "text", "media_type": "text/plain", "data": "Lamps are 23."},
+        }
+        | marked,
+        {"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "Pens"}]}},
+        {"type": "document", "title": None, "source": {"type": "content", "content": "are 3."}},
+        {"type": "search_result", "title": "Inks", "source": "http://x", "content": texts} | marked,
+        {"type": "document", "text": "Nibs"},
+        {"type": "search_result", "source": "http://y", "text": "are 1."},
+    ]
+    use = {"type": "tool_use", "id": "x", "name": "price", "input": {"item": "lamp"}}
+    back = {"type": "tool_result", "tool_use_id": "x", "content": content}
+    messages = [*ASKED, {"role": "assistant", "content": [use]}, {"role": "user", "content": [back]}]
+    says(scripted, ANSWER + END, [*ASKED, turn("", "lamp"), result(read)])
+    if not in_result:
+        messages = [{"role": "user", "content": content}]
+        says(scripted, ANSWER + END, [{"role": "user", "content": read}])
+    done = create(served, messages)
+    assert blocks(done) == [{"type": "text", "text": ANSWER}]
+
+
 def test_tools_that_anthropic_runs_are_left_out_and_its_search_defers_none(served: Running, scripted: Scripted) -> None:
     says(scripted, ANSWER + END, tools=[CHAT_PRICE])
     hosted = [{"type": "web_search_20250305", "name": "web_search"}, {"type": "mcp_toolset", "mcp_server_name": "x"}]

@@ -212,7 +212,7 @@ def test_requests_that_run_or_wait_are_not_kept_as_objects(served: Running, scri
         {"tools": "here"},
         {"input": [{"type": "additional_tools", "tools": "here"}]},
         {"input": [{"type": "function_call", "name": "f", "arguments": "{}", "jinfercept": {"unknown": "here"}}]},
-        {"input": [{"type": "web_search_call", "action": {"type": "search", "unknown": "here"}}]},
+        {"input": [{"type": "local_shell_call", "action": {"type": "exec", "command": ["ls"], "unknown": "here"}}]},
     ],
 )
 def test_what_is_kept_of_a_response_has_no_fields_of_no_use(served: Running, scripted: Scripted, given: Any) -> None:

@@ -62,6 +62,21 @@ def test_instructions_come_first_and_are_not_carried_over(served: Running, scrip
     assert answer(served, "Why?", previous_response_id=first.id).output_text == "Because."
 
 
+def test_the_tokens_of_a_prompt_are_counted_without_an_answer(served: Running, scripted: Scripted) -> None:
+    count = served.client.responses.input_tokens.count
+    says(scripted, "It costs 23." + END, tools=[CHAT_PRICE])
+    first = answer(served, tools=[PRICE])
+    counted = count(model=MODEL, input=QUESTION, tools=[PRICE])
+    assert (counted.object, counted.input_tokens) == ("response.input_tokens", first.usage.input_tokens)
+    longer = [*ASKED, {"role": "assistant", "content": "It costs 23."}, {"role": "user", "content": "And two?"}]
+    expected = len(scripted.tokenizer.encode(prompt_of(scripted, longer)))
+    assert count(input="And two?", previous_response_id=first.id).input_tokens == expected
+    with pytest.raises(openai.NotFoundError, match="resp_none"):
+        count(input="And two?", previous_response_id="resp_none")
+    with pytest.raises(openai.BadRequestError, match="conversation cannot be counted: its last response has usage"):
+        count(input="And two?", conversation="conv_1")
+
+
 def test_the_client_runs_a_tool_and_hands_in_its_result(served: Running, scripted: Scripted) -> None:
     says(scripted, "Let me see.\n" + CALL + END, tools=[CHAT_PRICE])
     first = answer(served, tools=[PRICE])
@@ -164,6 +179,9 @@ def test_items_of_every_kind_are_read(served: Running, scripted: Scripted) -> No
     assert answer(served, [*items, reference, {"role": "user", "content": "So?"}]).output_text == "Good."
 
 
+PDF = {"type": "input_file", "filename": "a.pdf", "file_data": "data:application/pdf;base64,AA=="}
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -174,20 +192,22 @@ def test_items_of_every_kind_are_read(served: Running, scripted: Scripted) -> No
         ({"input": [ASKED[0], {"type": "compaction", "encrypted_content": "x"}]}, "input[1].encrypted_content"),
         ({"context_management": [{"type": "compaction", "compact_threshold": 9}]}, "context_management"),
         ({"input": [ASKED[0], {"type": "from_the_future", "text": "Hi"}]}, "input[1]"),
-        ({"max_tool_calls": 1}, "max_tool_calls"),
+        ({"max_tool_calls": -1}, "max_tool_calls"),
         ({"input": [{"type": "function_call_output", "call_id": "x", "output": "23"}]}, "input[0].call_id"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
+        ({"input": [{"role": "user", "content": [PDF]}]}, "input[0].content[0]"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]},
             "input[0].content[0]",
         ),
+        ({"input": [{"type": "function_call_output", "call_id": "x", "output": [PDF]}]}, "input[0].output[0]"),
         ({"input": "x" * 3000}, "input"),
         ({"min_tokens": 9, "max_output_tokens": 8}, "min_tokens"),
         ({"n": 2}, "n"),
         ({"truncation": "auto", "input": "x" * 3000}, "input"),
         ({"conversation": "conv_1", "previous_response_id": "resp_1"}, "conversation"),
         ({"background": True, "store": False}, "background"),
-        ({"background": True, "stream": True}, "stream"),
+        ({"metadata": {"a": 1}}, "metadata"),
         ({"tools": [{"name": "price"}]}, "tools[0]"),
         ({"tools": [PRICE, {"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice"),
         (

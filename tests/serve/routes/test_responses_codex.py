@@ -32,12 +32,24 @@ TOOLS: Any = [
             {"type": "custom", "name": "note"},
         ],
     },
+    {"type": "local_shell"},
     {"type": "web_search", "external_web_access": True},
 ]
 TEXT: Any = {
     "type": "object",
     "properties": {"input": {"type": "string"}},
     "required": ["input"],
+    "additionalProperties": False,
+}
+COMMAND: Any = {
+    "type": "object",
+    "properties": {
+        "command": {"type": "array", "items": {"type": "string"}, "description": "The program and its arguments."},
+        "working_directory": {"type": "string"},
+        "timeout_ms": {"type": "integer"},
+        "env": {"type": "object", "additionalProperties": {"type": "string"}},
+    },
+    "required": ["command"],
     "additionalProperties": False,
 }
 CHAT_TOOLS: Any = [
@@ -51,6 +63,7 @@ CHAT_TOOLS: Any = [
         },
         {"name": "multi_agent_v1__close_agent", "parameters": TARGET, "strict": False},
         {"name": "multi_agent_v1__note", "parameters": TEXT},
+        {"name": "local_shell", "description": "Runs a command on the user's machine.", "parameters": COMMAND},
     )
 ]
 
@@ -117,7 +130,10 @@ def test_three_turns_with_tools_of_every_type(served: Running, scripted: Scripte
     system = [{"role": "system", "content": text} for text in ("You are Codex.", "Be exact.")]
     chat: Any = [*system, *({"role": "user", "content": text} for text in ("<cwd>/</cwd>", "Hi"))]
     first = [("exec_command", {"path": "a"}, "ok"), ("multi_agent_v1__close_agent", {"target": "x"}, "closed")]
-    second = [("apply_patch", {"input": '* "a"\n+ b'}, "Done")]
+    second = [
+        ("apply_patch", {"input": '* "a"\n+ b'}, "Done"),
+        ("local_shell", {"command": ["ls", "-l"], "timeout_ms": 9}, "a b"),
+    ]
 
     codex = Codex(served)
     scripted.follow(prompt_of(scripted, chat, CHAT_TOOLS) + calls(first) + END)
@@ -128,7 +144,7 @@ def test_three_turns_with_tools_of_every_type(served: Running, scripted: Scripte
 
     chat += turn(*first)
     scripted.follow(prompt_of(scripted, chat, CHAT_TOOLS) + calls(second) + END)
-    [patch] = codex.turn(
+    patch, shell = codex.turn(
         {
             "type": "function_call_output",
             "call_id": close["call_id"],
@@ -137,11 +153,13 @@ def test_three_turns_with_tools_of_every_type(served: Running, scripted: Scripte
         {"type": "function_call_output", "call_id": run["call_id"], "output": "ok"},
     )
     assert (patch["type"], patch["name"], patch["input"]) == ("custom_tool_call", "apply_patch", '* "a"\n+ b')
+    assert (shell["type"], shell["action"]["command"]) == ("local_shell_call", ["ls", "-l"])
 
     chat += turn(*second)
     scripted.follow(prompt_of(scripted, chat, CHAT_TOOLS) + "All done." + END)
     [text] = codex.turn(
         {"type": "custom_tool_call_output", "call_id": patch["call_id"], "output": "Done"},
+        {"type": "function_call_output", "call_id": shell["call_id"], "output": "a b"},
     )
     assert text["content"][0]["text"] == "All done."
 
@@ -150,6 +168,7 @@ def test_three_turns_with_tools_of_every_type(served: Running, scripted: Scripte
     ("chosen", "function"),
     [
         ({"type": "custom", "name": "apply_patch"}, "apply_patch"),
+        ({"type": "local_shell"}, "local_shell"),
         ({"type": "function", "name": "close_agent", "namespace": "multi_agent_v1"}, "multi_agent_v1__close_agent"),
         ({"type": "function", "name": "multi_agent_v1__close_agent"}, "multi_agent_v1__close_agent"),
         ({"type": "custom", "name": "close_agent"}, None),
@@ -182,12 +201,14 @@ def test_a_call_without_its_namespace_is_of_the_only_tool_of_that_name() -> None
         ("custom_tool_call", '{"input": 3}', '{"input": 3}'),
         ("custom_tool_call", '{"input": "a', '{"input": "a'),
         ("custom_tool_call", "*** Begin", "*** Begin"),
-        ("tool_search_call", '{"query": "a"}', {"query": "a"}),
-        ("tool_search_call", "[" * 100_000, {}),
+        ("local_shell_call", '{"command": "ls | wc"}', ["bash", "-lc", "ls | wc"]),
+        ("local_shell_call", '{"command": [1], "env": 3}', []),
+        ("local_shell_call", "[" * 100_000, []),
     ],
 )
 def test_arguments_of_any_form_make_an_item_of_the_calls_type(kind: str, arguments: str, value: Any) -> None:
-    assert client_call_value(kind, arguments) == value
+    made = client_call_value(kind, arguments)
+    assert (made["command"] if kind == "local_shell_call" else made) == value
 
 
 @pytest.mark.parametrize("mode", ["auto", "required"])

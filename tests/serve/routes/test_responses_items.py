@@ -38,15 +38,16 @@ def test_a_call_that_was_cut_off_is_read_with_its_result(served: Running, script
 
 
 def test_incomplete_calls_of_every_type_are_read_with_their_results(served: Running, scripted: Scripted) -> None:
-    calls = called(("1", "apply_patch", '{"input": "+a"}'), ("2", "tool_search", '{"query": "a"}'))
-    results = [returned("1", "apply_patch", "ok"), returned("2", "tool_search", "no tools found")]
-    says(scripted, "Yes." + END, [QUESTION, calls, *results])
+    calls = called(("1", "apply_patch", '{"input": "+a"}'), ("2", "local_shell", '{"command": ["ls"]}'))
+    says(
+        scripted, "Yes." + END, [QUESTION, calls, returned("1", "apply_patch", "ok"), returned("2", "local_shell", "a")]
+    )
+    action = {"type": "exec", "command": ["ls"], "env": {}}
     patch = {"type": "custom_tool_call", "call_id": "1", "name": "apply_patch", "input": "+a", "status": "incomplete"}
-    search = {"type": "tool_search_call", "call_id": "2", "status": "incomplete", "arguments": {"query": "a"}}
-    search["execution"] = "client"
+    shell = {"type": "local_shell_call", "id": "lsh_1", "call_id": "2", "status": "incomplete", "action": action}
     patched = {"type": "custom_tool_call_output", "call_id": "1", "output": "ok"}
-    found = {"type": "tool_search_output", "execution": "client", "call_id": "2", "tools": []}
-    assert answer(served, [QUESTION, patch, search, patched, found]).output_text == "Yes."
+    listed = {"type": "local_shell_call_output", "id": "lsh_1", "output": "a"}
+    assert answer(served, [QUESTION, patch, shell, patched, listed]).output_text == "Yes."
 
 
 @pytest.mark.parametrize("read_after", [0, 1])
@@ -65,11 +66,12 @@ def test_calls_of_all_types_are_read_with_reasoning_and_text_between_them(served
     calls = called(
         ("1", "mcp__shop__price", '{"item": "lamp"}'),
         ("2", "apply_patch", '{"input": "+a"}'),
+        ("3", "local_shell", '{"command": ["ls"], "timeout_ms": 5}'),
         text="Wait.",
         reasoning_content="Hm.",
     )
     results = [returned("1", "mcp__shop__price", "23"), returned("2", "apply_patch", "ok[input_image: it has no text]")]
-    says(scripted, "Yes." + END, [QUESTION, calls, *results])
+    says(scripted, "Yes." + END, [QUESTION, calls, *results, returned("3", "local_shell", "a.txt")])
     text = {"type": "input_text", "text": "ok"}
     items = [
         QUESTION,
@@ -87,6 +89,14 @@ def test_calls_of_all_types_are_read_with_reasoning_and_text_between_them(served
         {"role": "assistant", "content": "Wait."},
         {"type": "reasoning", "summary": None, "content": []},
         {
+            "type": "local_shell_call",
+            "id": "lsh_1",
+            "call_id": "3",
+            "status": "completed",
+            "action": {"type": "exec", "command": ["ls"], "timeout_ms": 5, "env": {}, "user": None},
+        },
+        {"type": "local_shell_call_output", "id": "lsh_1", "output": "a.txt"},
+        {
             "type": "custom_tool_call_output",
             "call_id": "2",
             "output": [text, {"type": "input_image", "image_url": "data:,"}],
@@ -103,8 +113,37 @@ def test_calls_of_all_types_are_read_with_reasoning_and_text_between_them(served
     assert [item.type for item in stored] == ["message", *kinds]
 
 
+def test_files_that_are_text_are_read_with_their_names(served: Running, scripted: Scripted) -> None:
+    files = [
+        {"type": "input_file", "filename": "a.txt", "file_data": "data:text/plain;base64,TGFtcHM6IDIz4oKs"},
+        {"type": "input_file", "file_data": "data:application/json,%7B%7D"},
+        {"type": "input_file", "filename": "b.txt", "file_data": "UGVuczogMw=="},
+        {"type": "input_file", "content": "Nibs: 1"},
+    ]
+    content: Any = [{"type": "input_text", "text": "See"}, *files, {"type": "input_text", "text": "Why?"}]
+    read = "See\n\na.txt\n\nLamps: 23€\n\n\n\n{}\n\n\n\nb.txt\n\nPens: 3\n\n\n\nNibs: 1\n\nWhy?"
+    told = returned("1", "price", read)
+    says(scripted, "Yes." + END, [{"role": "user", "content": read}, called(("1", "price", "{}")), told])
+    call = {"type": "function_call", "call_id": "1", "name": "price", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "1", "output": content}
+    assert answer(served, [{"role": "user", "content": content}, call, output]).output_text == "Yes."
+
+
 def test_hosted_tools_and_their_items_are_left_out(served: Running, scripted: Scripted) -> None:
     says(scripted, "23." + END, tools=[CHAT_PRICE])
     inner = {"type": "namespace", "name": "n", "tools": [{"type": "mystery"}]}
     fields: dict[str, Any] = {"tools": [PRICE, {"type": "web_search"}, inner]}
     assert answer(served, [QUESTION, {"type": "web_search_call"}], **fields).output_text == "23."
+
+
+def test_a_conversation_that_is_too_long_loses_its_oldest_turns_with_truncation(
+    served: Running, scripted: Scripted
+) -> None:
+    brief = {"role": "system", "content": "Be brief."}
+    told = [{"role": role, "content": f"{place}" + "x" * 400} for place in range(4) for role in ("user", "assistant")]
+    kept = [brief, *told[4:], QUESTION]
+    says(scripted, "23." + END, kept)
+    done = answer(served, [brief, *told, QUESTION], truncation="auto")
+    assert (done.output_text, done.truncation) == ("23.", "auto")
+    refused = served.http.post("/v1/responses", json={"input": [brief, *told, QUESTION]})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")

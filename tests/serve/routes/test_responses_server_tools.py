@@ -130,6 +130,18 @@ def test_failures_say_so_and_the_limit_of_rounds_ends_a_response(server: Running
     assert (done.status, done.incomplete_details.reason) == ("incomplete", "max_tool_calls")
 
 
+def test_no_more_calls_are_run_than_max_tool_calls(server: Running, scripted: Scripted) -> None:
+    """The model reads that the others were not, those of a turn with calls of the client too."""
+    told = "error: not run: max_tool_calls is 1"
+    calls = [called("", ("price", "lamp"), ("price", "lamp")), returned("23"), returned(told)]
+    hears(scripted, server, asks("price", "lamp") + asks("buy"), [*QUESTION, *calls])
+    done = ask(server, HOW_MUCH, max_tool_calls=1)
+    assert (done.max_tool_calls, done.status) == (1, "completed")
+    ran = [(item.output, item.status) for item in done.output if item.type == "mcp_call"]
+    assert ran == [("23", "completed"), (told, "failed"), (told, "failed")]
+    assert ask(server, HOW_MUCH, tools=[], max_output_tokens=1).max_tool_calls is None
+
+
 @pytest.mark.parametrize("mixed", [False, True])
 def test_a_response_in_the_background_is_cancelled_with_its_calls(
     scripted: Scripted, tmp_path: Path, mixed: bool

@@ -104,7 +104,7 @@ def test_a_response_in_the_background_is_polled(served: Running, scripted: Scrip
     done = retrieve(begun.id)
     assert (done.status, done.output_text) == ("completed", "It costs 23.")
     assert served.client.responses.cancel(begun.id).status == "completed"
-    with pytest.raises(openai.BadRequestError, match="the events of a stored response are not kept"):
+    with pytest.raises(openai.BadRequestError, match="the events of this response are not kept here"):
         retrieve(begun.id, stream=True)
 
 
@@ -120,6 +120,21 @@ def test_a_response_in_the_background_is_cancelled(served: Running, scripted: Sc
     assert (cancelled.status, cancelled.error) == ("cancelled", None)
     assert [item.status for item in cancelled.output] == ["incomplete"]
     assert served.client.responses.cancel(begun.id) == cancelled
+
+
+def test_a_stream_in_the_background_goes_on_without_its_reader_and_is_read_again(
+    served: Running, scripted: Scripted
+) -> None:
+    says(scripted, "It costs 23. " * 20 + END)
+    stream = answer(served, background=True, stream=True)
+    events = [event for event, _ in zip(stream, range(6), strict=False)]
+    stream.close()
+    assert kinds_of(events)[:3] == ["created", "queued", "in_progress"]
+    retrieve: Any = served.client.responses.retrieve
+    name = events[0].response.id
+    events += list(retrieve(name, stream=True, starting_after=events[-1].sequence_number))
+    assert check(events).output_text == "It costs 23. " * 20
+    assert len(list(retrieve(name, stream=True))) == len(events)
 
 
 @pytest.mark.usefixtures("gate")

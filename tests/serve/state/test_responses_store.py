@@ -153,9 +153,11 @@ def test_a_page_of_long_items_ends_before_its_limit(
     assert len(list(page)) == 3
 
 
-def test_only_what_is_in_the_background_can_be_cancelled(served: Running, scripted: Scripted) -> None:
+def test_only_what_is_in_the_background_can_be_cancelled_or_streamed_again(served: Running, scripted: Scripted) -> None:
     says(scripted, "23." + END)
     name = answer(served).id
     responses: Any = served.client.responses
     with pytest.raises(openai.BadRequestError, match="background"):
         responses.cancel(name)
+    with pytest.raises(openai.BadRequestError, match="background"):
+        responses.retrieve(name, stream=True)

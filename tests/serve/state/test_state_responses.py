@@ -109,13 +109,15 @@ def test_a_response_in_the_background_is_found_by_other_servers_once_it_has_ende
     pair: Pair, scripted: Scripted
 ) -> None:
     scripted.follow()
-    begun = answer(pair.first, background=True, **LONG)
+    begun = answer(pair.first, background=True, stream=False, **LONG)
     there: Any = pair.second.client.responses
     assert (there.retrieve(begun.id).status, there.retrieve(begun.id).error.code) == ("failed", "server_lost")
     with pytest.raises(openai.BadRequestError, match="the previous response is"):
         answer(pair.first, previous_response_id=begun.id)
     pair.first.client.responses.cancel(begun.id)
     assert [server.client.responses.retrieve(begun.id).status for server in pair] == ["cancelled"] * 2
+    with pytest.raises(openai.BadRequestError, match="another server generated it; fix: poll the response"):
+        list(there.retrieve(begun.id, stream=True))
     there.delete(begun.id)
     with pytest.raises(openai.NotFoundError):
         pair.first.client.responses.retrieve(begun.id)

@@ -10,7 +10,7 @@ from sqlalchemy.exc import IntegrityError
 
 from jinfercept.serve.protocols.openai.response_items import new_item
 from jinfercept.serve.state.database import StateDatabase
-from jinfercept.serve.state.entries import Entries, StateLimits
+from jinfercept.serve.state.entries import Entries, StateLimits, excess
 
 NO_LIMITS = StateLimits()
 
@@ -115,3 +115,24 @@ def test_a_sweep_takes_a_bounded_number_from_a_key_beyond_its_limit(
             databases[0].transact(lambda entries: [name for name in names if entries.find(name, tenant)])
             == names[-left:]
         )
+
+
+@given(
+    sizes=st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 1000)),
+    most=st.integers(0, 3000),
+    own=st.none() | st.integers(0, 600),
+)
+def test_excess_makes_all_fit_and_takes_nothing_from_who_holds_an_equal_share(
+    sizes: dict[str, int], most: int, own: int | None
+) -> None:
+    over = excess(sizes, most, own)
+    kept = {tenant: size - over.get(tenant, 0) for tenant, size in sizes.items()}
+    assert sum(kept.values()) <= most
+    assert all(size >= 0 for size in kept.values())
+    if own is not None:
+        assert all(size <= own for size in kept.values())
+    for tenant, size in sizes.items():
+        if size <= most // len(sizes) and (own is None or size <= own):
+            assert kept[tenant] == size
+    if own is None and over:
+        assert sum(kept.values()) > most - len(sizes)  # and no more than needed

@@ -108,26 +108,38 @@ class ProviderToolBlock(Body):
     ]
 
 
+def _as_text(block: Any) -> Any:
+    """A block of a body; a document or a search result as the block of text that the model reads, its title first."""
+    kind = type_of(block)
+    if kind not in ("document", "search_result"):
+        return block
+    source, holder = block.get("source"), block
+    if isinstance(source, dict):
+        holder = source
+        if (form := source.get("type")) not in ("text", "content"):
+            message = "{kind} blocks whose source is {form} are not supported: send a source of type text"
+            raise PydanticCustomError("unsupported_source", message, {"kind": kind, "form": f"{form}"[:80]})
+    content = next((holder[name] for name in ("data", "text", "content") if name in holder), None)
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    read = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+    texts = [text for text in read if isinstance(text, str)]
+    if not isinstance(parts, list) or len(texts) < len(parts):
+        raise PydanticCustomError("no_text", "{kind} blocks are supported where all they have is text", {"kind": kind})
+    heads = (block.get("title"), block.get("context"), source)
+    text = "\n\n".join([*(head for head in heads if isinstance(head, str)), *texts])
+    return {"type": "text", "text": text}
+
+
 class UnsupportedBlock(Body):
     """A block that models of text cannot read; refused."""
 
-    type: Literal["image", "document", "search_result", "container_upload", "browser_state"]
+    type: Literal["image", "container_upload", "browser_state"]
 
     @model_validator(mode="after")
     def _refused(self) -> Self:
         raise PydanticCustomError(
             "unsupported_block", "{kind} blocks are not supported: send text blocks", {"kind": self.type}
         )
-
-
-def _no_document(block: Any) -> Any:
-    """A block of a result; a document is refused, since a note in its place would hide its text."""
-    kind = type_of(block)
-    if kind in ("document", "search_result"):
-        raise PydanticCustomError(
-            "unsupported_block", "{kind} blocks are not supported: send text blocks", {"kind": kind}
-        )
-    return block
 
 
 class ToolReferenceBlock(Body):
@@ -157,7 +169,7 @@ _ResultBlock = Annotated[
         custom_error_type="block_type",
         custom_error_message="a block is an object with a type, which is a text",
     ),
-    BeforeValidator(_no_document),
+    BeforeValidator(_as_text),
 ]
 
 
@@ -179,6 +191,7 @@ ContentBlock = Annotated[
     | ProviderToolBlock
     | UnsupportedBlock,
     Field(discriminator="type"),
+    BeforeValidator(_as_text),
 ]
 
 

@@ -2,9 +2,11 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from jinfercept.serve.protocols.schemas import (
     FIRST_ERROR,
@@ -12,6 +14,7 @@ from jinfercept.serve.protocols.schemas import (
     Keyword,
     Messages,
     Name,
+    Natural,
     NumBest,
     OutputPart,
     Parts,
@@ -20,6 +23,7 @@ from jinfercept.serve.protocols.schemas import (
     ShortText,
     Text,
     Tools,
+    read_file,
     read_part,
     type_of,
 )
@@ -158,6 +162,8 @@ class Message(Body):
 
 
 def _note(part: Any) -> Any:
+    with suppress(PydanticCustomError):
+        part = read_file(part)
     kind = type_of(part)
     if not isinstance(kind, str) or kind in ("text", "refusal", "thinking"):
         return part
@@ -233,13 +239,18 @@ else:
 
 
 class ChatBody(SamplingBody):
-    """A conversation, and the parameters of its answer."""
+    """A conversation, and the parameters of its answer.
+
+    Attributes:
+        max_tool_calls: calls of the server's tools that are run.
+    """
 
     messages: Messages[ReadMessage]
     max_tokens: Positive | None = None
     max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
     top_logprobs: NumBest | None = None
+    max_tool_calls: Natural | None = None
     tools: Tools[ReadTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ReadChoice | None = None
     parallel_tool_calls: bool | None = None

@@ -1,12 +1,14 @@
 """Converts a body of `/v1/responses`, and the stored items of its conversation, to a body of `/v1/chat/completions`."""
 
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, final
 
 from jinfercept.calls import Call
 from jinfercept.chat.futures import placeholder
-from jinfercept.chat.messages import call_message
+from jinfercept.chat.messages import call_message, results_behind_calls
+from jinfercept.chat.system_messages import SYSTEM_ROLES
 from jinfercept.serve.protocols.errors import ApiError
 from jinfercept.serve.protocols.openai.chat_schemas import ChatBody, Plain
 from jinfercept.serve.protocols.openai.compaction import INTRODUCTION, summary_in
@@ -26,6 +28,7 @@ FIELDS: Mapping[str | None, str] = {
 """Fields of `/v1/responses` by the chat's field with the same meaning."""
 REPORTS = 5
 """Events that carry the log probabilities of a token: its own, and the ends of its text, part, item and response."""
+_TOO_LONG = "context_length_exceeded"
 _METADATA_LIMITS = (16, 64, 512)
 """Maximum pairs, characters of a name, characters of a value."""
 
@@ -45,8 +48,6 @@ def check_supported(body: ResponsesBody) -> None:
             raise ApiError.bad(f"{what} not supported; fix: {fix}", name, "unsupported_parameter")
     if body.background and body.store is False:
         raise ApiError.bad("background: true needs store: true", "background")
-    if body.background and body.stream:
-        raise ApiError.bad("a response in the background is not streamed; fix: poll it", "stream")
     if body.conversation is not None and body.previous_response_id is not None:
         raise ApiError.bad("conversation and previous_response_id are both given; fix: leave one out", "conversation")
     check_metadata(body.metadata or {})
@@ -64,6 +65,40 @@ def check_metadata(metadata: Mapping[str, Any]) -> None:
         raise ApiError.bad(f"metadata are at most {limits}", "metadata")
 
 
+def truncated[T](messages: list[Plain], make: Callable[[list[Plain]], T]) -> T:
+    """The request of a conversation, without the oldest messages if it is too long: of the longest end that fits.
+
+    An end begins with a message of the user, behind the leading messages of the system. Raises the error of `make` if not even
+    the last one fits.
+    """
+    messages = results_behind_calls(messages)  # no end separates a result from its call
+    try:
+        return make(messages)
+    except ApiError as error:
+        if error.code != _TOO_LONG:
+            raise
+        too_long = error
+    is_system = [message["role"] in SYSTEM_ROLES for message in messages]
+    head = is_system.index(False) if False in is_system else len(messages)
+    starts = [place for place in range(head + 1, len(messages)) if messages[place]["role"] == "user"]
+    fitting: T | None = None
+
+    def fits(start: int) -> bool:
+        nonlocal fitting
+        try:
+            fitting = make([*messages[:head], *messages[start:]])
+        except ApiError as error:
+            if error.code != _TOO_LONG:
+                raise
+            return False
+        return True
+
+    bisect_left(starts, True, key=fits)  # the last one that fits is the longest
+    if fitting is None:
+        raise too_long
+    return fitting
+
+
 def chat_body(body: ResponsesBody, messages: Sequence[Plain], tools: ClientTools) -> ChatBody:
     """The chat that a body is, with the messages of the whole conversation."""
     if not 0 < len(messages) <= MAX_MESSAGES:
@@ -72,6 +107,7 @@ def chat_body(body: ResponsesBody, messages: Sequence[Plain], tools: ClientTools
     fields: dict[str, Any] = {
         "messages": messages,
         "max_completion_tokens": 1 if body.generate is False else body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
         "logprobs": wants_logprobs(body),
         "top_logprobs": body.top_logprobs,
         "tools": tools.declarations,

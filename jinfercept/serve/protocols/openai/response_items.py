@@ -20,6 +20,7 @@ from jinfercept.serve.protocols.openai.response_schemas import (
     FunctionCallItem,
     InputItem,
     ItemReference,
+    LocalShellCallItem,
     McpCallItem,
     MessageItem,
     OtherItem,
@@ -34,7 +35,7 @@ Item = dict[str, Any]
 
 SERVER_LABEL = "jinfercept"
 
-CALL_OUTPUTS = ("function_call_output", "custom_tool_call_output", "tool_search_output")
+CALL_OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output", "tool_search_output")
 """Types of the items of results of calls that the client ran."""
 
 _PREFIXES = {
@@ -43,6 +44,8 @@ _PREFIXES = {
     "function_call_output": "fco",
     "custom_tool_call": "ctc",
     "custom_tool_call_output": "ctco",
+    "local_shell_call": "lsh",
+    "local_shell_call_output": "lsho",
     "tool_search_call": "tsc",
     "tool_search_output": "tso",
     "additional_tools": "at",
@@ -93,18 +96,31 @@ def read_items(
     Raises:
         ApiError: 400 for a result without its call.
     """
-    call_ids = {item["call_id"] for item in before if item["type"] in CLIENT_CALLS}
+    call_ids: dict[str, str] = {}
+    for item in before:
+        call_ids |= _call_ids(item)
     items: list[Item] = []
     for index, part in enumerate(body_input):
         if isinstance(part, OtherItem):
             continue
         item = referred[part.id] if isinstance(part, ItemReference) else _converted(part)
-        if item["type"] in CLIENT_CALLS:
-            call_ids.add(item["call_id"])
-        if item["type"] in CALL_OUTPUTS and item["call_id"] not in call_ids and (check_calls or not item["call_id"]):
-            raise ApiError.bad(f"no earlier item is the call {item['call_id']!r}", f"input[{index}].call_id")
+        call_ids |= _call_ids(item)
+        if item["type"] in CALL_OUTPUTS:
+            call_id = call_ids.get(item["call_id"])
+            if call_id is None and (check_calls or not item["call_id"]):
+                raise ApiError.bad(f"no earlier item is the call {item['call_id']!r}", f"input[{index}].call_id")
+            if call_id != item["call_id"]:
+                item = item | {"call_id": call_id or item["call_id"]}
         items.append(item)
     return items
+
+
+def _call_ids(item: Item) -> dict[str, str]:
+    """The id of a client's call, by the ids that its result may name. A result of the local shell may name the item."""
+    if item["type"] not in CLIENT_CALLS:
+        return {}
+    call_id = item["call_id"]
+    return {call_id: call_id} | ({item["id"]: call_id} if item["type"] == "local_shell_call" else {})
 
 
 def _converted(item: InputItem) -> Item:
@@ -116,7 +132,7 @@ def _converted(item: InputItem) -> Item:
             else:
                 parts = [p.refusal if isinstance(p, RefusalPart) else p.text for p in item.content]
             fields = {"role": item.role, "content": [_text(part, item.role) for part in parts]}
-        case FunctionCallItem() | CustomToolCallItem() | ToolSearchCallItem():
+        case FunctionCallItem() | CustomToolCallItem() | LocalShellCallItem() | ToolSearchCallItem():
             fields = _call_fields(item)
         case ToolSearchOutputItem():
             fields = {"execution": "client", "call_id": item.call_id, "tools": _dumped(item.tools)}
@@ -155,9 +171,13 @@ def _read_fields(part: BaseModel, **options: Any) -> dict[str, Any]:
     return part.model_dump(include=set(type(part).model_fields), **options)
 
 
-def _call_fields(item: FunctionCallItem | CustomToolCallItem | ToolSearchCallItem) -> dict[str, Any]:
+def _call_fields(
+    item: FunctionCallItem | CustomToolCallItem | LocalShellCallItem | ToolSearchCallItem,
+) -> dict[str, Any]:
     fields: dict[str, Any] = item.model_dump(include={"name", CLIENT_CALLS[item.type]})
     fields |= item.model_dump(include={"namespace"}, exclude_none=True)
+    if isinstance(item, LocalShellCallItem):
+        fields["action"] = _read_fields(item.action) | {"type": "exec"}
     if isinstance(item, ToolSearchCallItem):
         fields["execution"] = "client"
     fields["call_id"] = item.call_id or item.id or f"call_{secrets.token_hex(16)}"

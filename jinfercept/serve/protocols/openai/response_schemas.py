@@ -23,6 +23,7 @@ from jinfercept.serve.protocols.schemas import (
     ShortText,
     Text,
     Tools,
+    read_file,
     read_part,
     type_of,
 )
@@ -37,7 +38,7 @@ _Status = Literal["in_progress", "completed", "incomplete"] | None
 
 _Part = Annotated[TextPart | RefusalPart, BeforeValidator(read_part)]
 _Tools = Tools[InputTool]
-_Output = Text | Parts[OutputPart]
+_Output = Text | Parts[Annotated[OutputPart, BeforeValidator(read_file)]]
 
 
 class _InputItem(Body):
@@ -98,6 +99,24 @@ class CustomToolCallItem(_CallItem):
     input: Text
 
 
+class ShellAction(Body):
+    """A command for the client's shell."""
+
+    command: Parts[Text]
+    env: dict[str, str] | None = None
+    timeout_ms: int | None = None
+    working_directory: Text | None = None
+    user: Text | None = None
+
+
+class LocalShellCallItem(_CallItem):
+    """A call of the client's shell."""
+
+    type: Literal["local_shell_call"]
+    call_id: Name | None = None
+    action: ShellAction
+
+
 class ToolSearchCallItem(_CallItem):
     """A call of the client's search for tools."""
 
@@ -124,7 +143,7 @@ class AdditionalToolsItem(_InputItem):
 class CallOutputItem(_InputItem):
     """The result of a call that the client ran. Without a `call_id`, `id` is that of the call, or of its item."""
 
-    type: Literal["function_call_output", "custom_tool_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output", "local_shell_call_output"]
     call_id: Name | None = None
     output: _Output
 
@@ -171,9 +190,8 @@ class ItemReference(Body):
 _LEFT_OUT = (
     *("code_interpreter_call", "computer_call", "file_search_call", "image_generation_call", "mcp_approval_request"),
     *("mcp_list_tools", "tool_search_call", "tool_search_output", "web_search_call"),
-    *("local_shell_call", "local_shell_call_output"),
 )
-"""Types of items that OpenAI's own tools add to a conversation."""
+"""Types of items that OpenAI's own tools add to an answer."""
 
 
 class OtherItem(Body):
@@ -204,6 +222,8 @@ _KINDS = {
     "function_call_output": "CallOutput",
     "custom_tool_call": "CustomToolCall",
     "custom_tool_call_output": "CallOutput",
+    "local_shell_call": "LocalShellCall",
+    "local_shell_call_output": "CallOutput",
     "tool_search_call": "ToolSearchCall",
     "tool_search_output": "ToolSearchOutput",
     "additional_tools": "AdditionalTools",
@@ -217,6 +237,7 @@ InputItem = Annotated[
     Annotated[MessageItem, Tag("Message")]
     | Annotated[FunctionCallItem, Tag("FunctionCall")]
     | Annotated[CustomToolCallItem, Tag("CustomToolCall")]
+    | Annotated[LocalShellCallItem, Tag("LocalShellCall")]
     | Annotated[CallOutputItem, Tag("CallOutput")]
     | Annotated[ToolSearchCallItem, Tag("ToolSearchCall")]
     | Annotated[ToolSearchOutputItem, Tag("ToolSearchOutput")]
@@ -287,6 +308,7 @@ class ResponsesBody(SamplingBody):
     background: bool | None = None
     generate: bool | None = None
     max_output_tokens: Positive | None = None
+    max_tool_calls: Natural | None = None
     top_logprobs: NumBest | None = None
     tools: _Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
@@ -304,7 +326,7 @@ class ResponsesBody(SamplingBody):
         return conversation.id if isinstance(conversation, ConversationReference) else conversation
 
 
-class CompactBody(ResponsesBody):
-    """A conversation that is compacted: the input, or that of the previous response."""
+class InputTokensBody(ResponsesBody):
+    """What a response would be made of, for counting, or a conversation for compaction."""
 
     input: _Input = Field(default_factory=list)

@@ -1,7 +1,7 @@
 """Offers the client's tools of `/v1/responses` to the model as functions, and makes items of its calls.
 
 A chat has functions only. A tool of a namespace is a function with both names; a custom tool is one with a text as its only
-argument. Their calls are items of their own types. Tools of other types are left out.
+argument; the local shell is one with a command. Their calls are items of their own types. Tools of other types are left out.
 Items of a conversation may have further tools: those that a search has found are declared in its result.
 """
 
@@ -30,6 +30,12 @@ class CustomTool(Body):
     name: Name
     description: Text | None = None
     format: dict[str, Any] | None = None
+
+
+class LocalShellTool(Body):
+    """The client's shell."""
+
+    type: Literal["local_shell"]
 
 
 class ToolSearchTool(Body):
@@ -62,6 +68,7 @@ def is_of_client(part: Any) -> bool:
 _KINDS = {
     "function": "Function",
     "custom": "Custom",
+    "local_shell": "LocalShell",
     "tool_search": "ToolSearch",
     "namespace": "Namespace",
 }
@@ -80,6 +87,7 @@ class NamespaceTool(Body):
 InputTool = Annotated[
     Annotated[FunctionTool, Tag("Function")]
     | Annotated[CustomTool, Tag("Custom")]
+    | Annotated[LocalShellTool, Tag("LocalShell")]
     | Annotated[ToolSearchTool, Tag("ToolSearch")]
     | Annotated[NamespaceTool, Tag("Namespace")]
     | Annotated[OtherTool, Tag("Other")],
@@ -110,6 +118,7 @@ class ResponseToolChoice(ToolReference):
 CLIENT_CALLS = {
     "function_call": "arguments",
     "custom_tool_call": "input",
+    "local_shell_call": "action",
     "tool_search_call": "arguments",
 }
 """Types of the items of calls that the client runs, with the field of what the model wrote."""
@@ -117,15 +126,29 @@ CLIENT_CALLS = {
 _CALL_TYPES = {
     "function": "function_call",
     "custom": "custom_tool_call",
+    "local_shell": "local_shell_call",
     "tool_search": "tool_search_call",
 }
-_SEARCH = "tool_search"
-"""Type of the tool without a name, and the name of its function."""
+_SHELL, _SEARCH = "local_shell", "tool_search"
+"""Types of tools without names, and the names of their functions."""
 _TOOLS = TypeAdapter(list[InputTool])
+_COMMAND: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "command": {"type": "array", "items": {"type": "string"}, "description": "The program and its arguments."},
+        "working_directory": {"type": "string"},
+        "timeout_ms": {"type": "integer"},
+        "env": {"type": "object", "additionalProperties": {"type": "string"}},
+    },
+    "required": ["command"],
+    "additionalProperties": False,
+}
 
 
 class _ClientTool(NamedTuple):
-    tool: FunctionTool | CustomTool | ToolSearchTool
+    """A tool that the client runs."""
+
+    tool: FunctionTool | CustomTool | LocalShellTool | ToolSearchTool
     namespace: str | None = None
 
     @property
@@ -142,7 +165,7 @@ class _ClientTool(NamedTuple):
         if reference.type != self.tool.type:
             return False
         in_namespace = reference.namespace in (None, self.namespace) and reference.name == self.name
-        return in_namespace or reference.name == self.function or reference.type == _SEARCH
+        return in_namespace or reference.name == self.function or reference.type in (_SHELL, _SEARCH)
 
 
 @final
@@ -178,6 +201,8 @@ class ClientTools:
                 return "function_call", {"name": function, "arguments": ""}
             [tool] = short
         kind = _CALL_TYPES[tool.tool.type]
+        if kind == "local_shell_call":
+            return kind, {"action": _action("")}
         if kind == "tool_search_call":
             return kind, {"execution": "client", "arguments": {}}
         fields = {"name": tool.name, CLIENT_CALLS[kind]: ""}
@@ -220,8 +245,11 @@ def called_function(item: Mapping[str, Any]) -> tuple[str, str]:
             return function_name(item.get("namespace"), item["name"]), item["arguments"]
         case "custom_tool_call":
             return function_name(item.get("namespace"), item["name"]), _json({"input": item["input"]})
-        case _:
+        case "tool_search_call":
             return _SEARCH, _json(item["arguments"])
+        case _:
+            action = {name: value for name, value in item["action"].items() if name in _COMMAND["properties"] and value}
+            return _SHELL, _json(action)
 
 
 def client_call_value(kind: str, arguments: str) -> Any:
@@ -229,6 +257,8 @@ def client_call_value(kind: str, arguments: str) -> Any:
     match kind:
         case "custom_tool_call":
             return custom_input(arguments)
+        case "local_shell_call":
+            return _action(arguments)
         case "tool_search_call":
             return json_object(arguments)
         case _:
@@ -265,10 +295,30 @@ def _declaration(client_tool: _ClientTool) -> Plain:
             form = tool.format or {}
             text = with_grammar(tool.description, form.get("syntax"), form.get("definition"))
             fields = {"description": text, "parameters": CUSTOM_INPUT}
+        case LocalShellTool():
+            fields = {"description": "Runs a command on the user's machine.", "parameters": _COMMAND}
         case ToolSearchTool():
             fields = {"description": tool.description, "parameters": tool.parameters}
     given = {name: value for name, value in fields.items() if value is not None}
     return {"type": "function", "function": {"name": client_tool.function, **given}}
+
+
+def _action(arguments: str) -> dict[str, Any]:
+    """The action of a call of the local shell. A command that is no list of texts is empty, which no client runs."""
+    fields = json_object(arguments)
+    command = fields.get("command")
+    if isinstance(command, str):
+        command = ["bash", "-lc", command]
+    is_command = isinstance(command, list) and all(isinstance(part, str) for part in command)
+    env, timeout_ms, directory = fields.get("env"), fields.get("timeout_ms"), fields.get("working_directory")
+    return {
+        "type": "exec",
+        "command": command if is_command else [],
+        "env": {name: str(value) for name, value in env.items()} if isinstance(env, dict) else {},
+        "timeout_ms": timeout_ms if type(timeout_ms) is int and timeout_ms > 0 else None,
+        "working_directory": directory if isinstance(directory, str) else None,
+        "user": None,
+    }
 
 
 def _json(value: Any) -> str:
