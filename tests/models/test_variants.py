@@ -44,14 +44,6 @@ def write(base: str, directory: Path, changes: dict[str, Any], added: dict[str, 
     return directory
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_a_config_turns_its_heads_as_in_transformers(name: str) -> None:
-    variant = VARIANTS[name]
-    rope = config_from_hf(changed(variant["base"], variant["changes"])).rope
-    np.testing.assert_allclose(frequencies(rope), variant["rope"]["frequencies"], rtol=1e-5)
-    assert rope.attention_factor == pytest.approx(variant["rope"]["attention_factor"])
-
-
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS]
 )

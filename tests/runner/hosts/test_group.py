@@ -1,4 +1,4 @@
-"""Hosts know their places by options and variables, run the same plans, agree on sizes, end together; the bytes of plans."""
+"""Hosts know their places by options and variables, execute the same plans, agree on sizes, end together; bytes of plans."""
 
 import threading
 import time
