@@ -17,11 +17,10 @@ import pytest
 from jinfercept.chat.grammar.constraint import TokenGrammar
 from jinfercept.chat.grammar.grammar import Grammars
 from jinfercept.chat.grammar.schemas import SchemaReduction
-from jinfercept.chat.parsers.call_grammars import Rules, arguments_schema
+from jinfercept.chat.parsers.tool_call_format import Rules, arguments_schema
 from jinfercept.errors import ConfigError, RequestError
 from jinfercept.structured_outputs import StructuredOutputsParams
-from jinfercept.tools.calls import CallFailed
-from jinfercept.tools.schemas import check_of
+from jinfercept.tools.calls import CallFailed, check_of
 from jinfercept.tools.tool_tables import Place
 from tests.support.fetched_packages import source_package
 from tests.support.sample_tokenizers import VOCAB, byte_level

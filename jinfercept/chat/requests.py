@@ -9,7 +9,7 @@ from jinfercept.calls import Tool
 from jinfercept.chat.call_markup import AsyncCalls, ContextMarkup
 from jinfercept.chat.detector import StopStringDetector
 from jinfercept.chat.function_tools import ChatTool, chat_tools
-from jinfercept.chat.grammar.forbidden_text import ForbiddenText, WithoutText
+from jinfercept.chat.grammar.constraint import ForbiddenText, WithoutText
 from jinfercept.chat.grammar.grammar import Grammars
 from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.errors import PromptLengthError, RequestError, shown

@@ -31,7 +31,7 @@ from jinfercept.chat.system_messages import (
     simpler_forms,
     with_leading_system,
 )
-from jinfercept.chat.tokenizer.special_token_names import Rendered, SpecialTokenNames
+from jinfercept.chat.tokenizer.special_tokens import Rendered, SpecialTokenNames
 from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.chat.written_tools import rendered_with_tools, usual_variables, with_written_tools, written_calls
 from jinfercept.errors import RequestError, shown

@@ -19,10 +19,9 @@ from jinfercept.chat.function_tools import ChatTool
 from jinfercept.chat.grammar.constraint import TokenGrammar, words_of
 from jinfercept.chat.grammar.grammar import Grammars
 from jinfercept.chat.grammar.schemas import SchemaReduction
-from jinfercept.chat.parsers.call_grammars import JSON_NAME, CallGrammar, Rules
 from jinfercept.chat.parsers.hermes import answer_only, answer_or_calls
 from jinfercept.chat.parsers.reasoning import Beginning, ReasoningFormat
-from jinfercept.chat.parsers.tool_call_format import ToolCallFormat
+from jinfercept.chat.parsers.tool_call_format import JSON_NAME, CallGrammar, Rules, ToolCallFormat
 from jinfercept.chat.tokenizer.decoding import IncrementalDetokenizer
 from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.errors import RequestError, shown

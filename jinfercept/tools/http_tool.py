@@ -16,8 +16,7 @@ from urllib.parse import quote
 
 import httpx2
 
-from jinfercept.tools.calls import CallFailed, CallRequest
-from jinfercept.tools.schemas import check_of, texts
+from jinfercept.tools.calls import CallFailed, CallRequest, check_of, texts
 from jinfercept.tools.tool_tables import HttpTable, Place
 
 _UNICAST = IPv6Network("2000::/3")  # all allocated IPv6 addresses, except embedded IPv4 addresses

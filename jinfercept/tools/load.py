@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, final
 from jinfercept.chat.function_tools import ChatTool, chat_tools
 from jinfercept.engine.tool_executor import ToolExecutor
 from jinfercept.errors import ConfigError, shown
-from jinfercept.tools.calls import CallQueue, CallRequest, Endpoint, declare, endpoint_tool
+from jinfercept.tools.calls import QUESTION, CallQueue, CallRequest, Endpoint, check_of, declare, endpoint_tool
 from jinfercept.tools.inbox import Inbox
 from jinfercept.tools.tool_tables import (
     HttpTable,
@@ -167,8 +167,6 @@ class _Loader:
                 self._loaded.sources.append(server.tools)
 
     def _add_asked(self, table: ModelTable | PersonTable, place: Place, endpoint: Endpoint) -> None:
-        from jinfercept.tools.schemas import QUESTION, check_of
-
         parameters = table.parameters or QUESTION
         check = check_of(parameters, place)
 

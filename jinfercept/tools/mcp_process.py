@@ -17,7 +17,7 @@ from mcp.client.stdio import get_default_environment
 from mcp.shared.message import SessionMessage
 from mcp_types import jsonrpc_message_adapter
 
-from jinfercept.tools.mcp_answers import MAX_ANSWER_BYTES
+from jinfercept.tools.mcp_transport import MAX_ANSWER_BYTES
 
 _POLL_S = 0.01
 _EXIT_S = 2.0

@@ -30,9 +30,8 @@ from jinfercept.chat.function_tools import ChatTool
 from jinfercept.engine.tool_executor import CALL_KEY, ToolExecutor, ToolFailed, fields_of
 from jinfercept.errors import ConfigError
 from jinfercept.tools.calls import BLOCKED_S, CallFailed, CallQueue, CallRequest, declare, endpoint_tool
-from jinfercept.tools.mcp_answers import lenient
-from jinfercept.tools.mcp_http import SESSION_ENDED, UNREACHED, http_streams
 from jinfercept.tools.mcp_process import McpProcess
+from jinfercept.tools.mcp_transport import SESSION_ENDED, UNREACHED, http_streams, lenient
 from jinfercept.tools.tool_tables import Limits, McpTable, Place
 
 log = logging.getLogger(__name__)

@@ -18,8 +18,7 @@ from jinfercept import load_tools
 from jinfercept.errors import ConfigError
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.tools import mcp_server
-from jinfercept.tools.calls import CallFailed
-from jinfercept.tools.schemas import check_of
+from jinfercept.tools.calls import CallFailed, check_of
 from jinfercept.tools.tool_tables import Place
 from tests.support.chat_templates import QWEN
 from tests.support.scripted_model import Make

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from jinfercept.chat.parsers.json_values import distinct
+from jinfercept.chat.parsers.json_calls import distinct
 from jinfercept.chat.parsers.python_calls import literal
 from jinfercept.structured_outputs import at_reference, json_type
 

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, Self, final
 import tokenizers
 
 from jinfercept.chat.tokenizer.decoding import IncrementalDetokenizer, read_byte_encoding
-from jinfercept.chat.tokenizer.special_token_names import Rendered, SpecialTokenNames
-from jinfercept.chat.tokenizer.special_tokens import LiteralBackend, cutting_names, encode
+from jinfercept.chat.tokenizer.special_tokens import LiteralBackend, Rendered, SpecialTokenNames, cutting_names, encode
 from jinfercept.errors import ModelError, RequestError, shown
 from jinfercept.values import plain
 

@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 from jinfercept.chat.grammar.constraint import TokenConstraint
 from jinfercept.chat.grammar.grammar import Grammars
 from jinfercept.chat.grammar.schemas import SchemaReduction
-from jinfercept.chat.parsers.call_grammars import Rules
+from jinfercept.chat.parsers.tool_call_format import Rules
 from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.errors import RequestError
 from jinfercept.structured_outputs import StructuredOutputsParams

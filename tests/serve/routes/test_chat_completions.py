@@ -35,6 +35,40 @@ def test_a_chat_is_answered(served: Running, scripted: Scripted) -> None:
     assert usage.prompt_tokens_details.cached_tokens == 0
 
 
+def test_a_prompt_that_was_there_before_counts_as_cached(served: Running, scripted: Scripted) -> None:
+    says(scripted, "23." + END)
+    first, second = (
+        served.client.chat.completions.create(model=MODEL, messages=QUESTION, temperature=0).usage for _ in range(2)
+    )
+    assert first is not None
+    assert second is not None
+    assert second.prompt_tokens_details is not None
+    assert second.prompt_tokens_details.cached_tokens == second.prompt_tokens // 16 * 16
+
+
+def test_n_answers_are_told_apart_by_their_index(served: Running, scripted: Scripted) -> None:
+    says(scripted, "23." + END)
+    create: Any = served.client.chat.completions.create
+    done = create(model=MODEL, messages=QUESTION, n=3, seed=1, temperature=0.1)
+    assert [(choice.index, choice.message.content) for choice in done.choices] == [(i, "23.") for i in range(3)]
+    assert done.usage.completion_tokens == 3 * 4
+    texts = {0: "", 1: "", 2: ""}
+    for chunk in create(model=MODEL, messages=QUESTION, n=3, temperature=0.1, stream=True):
+        texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    assert set(texts.values()) == {"23."}
+
+
+def test_a_top_p_of_nothing_is_greedy_in_every_dialect(served: Running, scripted: Scripted) -> None:
+    says(scripted, "one two three" + END)
+    fields = {"messages": QUESTION, "max_tokens": 20, "top_p": 0, "temperature": 1000}
+    answers = [
+        served.http.post(f"/v1/{path}", json=fields | {"input": QUESTION}).json()
+        for path in ("chat/completions", "messages", "responses")
+    ]
+    assert answers[0]["choices"][0]["message"]["content"] == answers[1]["content"][0]["text"] == "one two three"
+    assert (answers[2]["output"][0]["content"][0]["text"], answers[2]["top_p"]) == ("one two three", 0)
+
+
 def test_a_stream_begins_with_the_role_and_ends_with_the_usage(served: Running, scripted: Scripted) -> None:
     says(scripted, "It costs 23." + END)
     chunks = list(
@@ -247,7 +281,7 @@ def test_parts_and_calls_as_clients_of_other_servers_write_them(served: Running,
     read = [
         {"role": "user", "content": "How much?\n\na.txt\n\nLamps: 23\n\n"},
         {"role": "assistant", "content": "Let me see.", "tool_calls": [call]},
-        result | {"content": "23 [image_url: it has no text][file: it has no text]"},
+        result | {"content": "23 [image_url: it has no text]\n\na.txt\n\nLamps: 23\n\n[file: it has no text]"},
     ]
     says(scripted, "It costs 23." + END, read)
     prediction = {"type": "content", "content": "It costs 23."}

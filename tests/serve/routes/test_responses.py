@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from tests.support.live_server import END, MODEL, Running, prompt_of
-from tests.support.responses import ASKED, CALL, CHAT_PRICE, PRICE, answer, says
+from tests.support.responses import ASKED, CALL, CHAT_PRICE, PRICE, QUESTION, answer, says
 from tests.support.scripted_model import Scripted
 
 

@@ -14,7 +14,7 @@ from jinfercept.chat.chats import ToolMessages
 from jinfercept.chat.messages import checked_message
 from jinfercept.chat.options import ChatOptions
 from jinfercept.chat.template import ChatTemplate
-from jinfercept.chat.tokenizer.special_token_names import SpecialTokenNames
+from jinfercept.chat.tokenizer.special_tokens import SpecialTokenNames
 from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.errors import RequestError
 from tests.support.chat_templates import LLAMA, MISTRAL, PLAIN, QWEN, QWEN3, QWEN3_CODER, THINKING
