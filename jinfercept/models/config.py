@@ -71,7 +71,10 @@ ARCHITECTURES = {
     "nemotron_h": Architecture(
         "nemotron_h",
         has_experts=True,
-        keys=("hybrid_override_pattern", "mtp_hybrid_override_pattern", "mtp_layers_block_type", "norm_eps"),
+        keys=(
+            *("hybrid_override_pattern", "mtp_hybrid_override_pattern", "mtp_layers_block_type"),
+            *("num_hidden_layers", "norm_eps", "rms_norm_eps"),
+        ),
     ),
     "gemma2": Architecture("gemma", {"post_norms": True}, keys=_WINDOWS),
     "gemma3_text": Architecture("gemma", {"qk_norm": True, "post_norms": True}, keys=_WINDOWS),

@@ -34,7 +34,7 @@ from jinfercept.models.hf_keys import (
     require,
     text_config,
 )
-from jinfercept.models.hf_rope import check_rope_objects, ropes_from_hf
+from jinfercept.models.hf_rope import ropes_from_hf
 from jinfercept.pallas.layouts.rows import Activation
 
 _DELTA_KEYS = {
@@ -50,6 +50,8 @@ _BIASES = ("attention_bias", "mlp_bias")
 _BESIDE = frozenset((*_ROPE_KEYS, *_BIASES, "quantization_config", "head_dim", "hidden_act", "layer_types"))
 _BESIDE |= {"sliding_window", "use_sliding_window", "max_window_layers"}
 """Keys that any class may lack: older forms of others, and those that a class ignores if it does not have them."""
+_UNREAD = re.compile("drop|initializer|^use_cache$|^time_step_limit$")
+"""Keys that change nothing here, and whose values transformers would check."""
 _EXPERT_KEYS = frozenset(("num_experts", "num_local_experts", "router_jitter_noise", "router_aux_loss_coef"))
 _TANH = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
 _CAUSAL: dict[str, tuple[object, ...]] = {"use_bidirectional_attention": (None, False)}
@@ -99,7 +101,7 @@ def config_from_hf(config: Mapping[str, Any], generation: Mapping[str, Any] | No
     architecture = ARCHITECTURES[name]
     understood = _check_sizes(config, name)
     try:
-        stated = {key: value for key, value in config.items() if key in understood}
+        stated = {key: value for key, value in config.items() if key in understood and not _UNREAD.search(key)}
         filled = _filled(stated, name)
         refuse_unless(filled, **_ACTIVATIONS.get(name, {"hidden_act": ("silu", "swish")}))
         eos = _ids(config.get("eos_token_id")) + _ids((generation or {}).get("eos_token_id"))
@@ -123,10 +125,11 @@ def with_draft_layer(model: ModelConfig, config: Mapping[str, Any]) -> ModelConf
 def _check_sizes(config: Mapping[str, Any], name: str) -> Set[str]:
     """The keys that are understood. Raises `ModelError` for others that could change the output, and unless those sizes are
     there that tell a model from others of its architecture."""
-    from transformers import CONFIG_MAPPING  # a second to import
+    from transformers import CONFIG_MAPPING, PreTrainedConfig  # a second to import
 
     own, architecture = CONFIG_MAPPING[name], ARCHITECTURES[name]
-    understood = {*own().to_dict(), *own.attribute_map, *architecture.keys}
+    understood = own().to_dict().keys() - PreTrainedConfig().to_dict().keys()
+    understood |= {"architectures", "model_type", *own.attribute_map, *architecture.keys}
     understood |= set[str]() if name == "gptj" else _BESIDE
     understood |= _EXPERT_KEYS if architecture.has_experts else set[str]()
     check_keys(config, understood, where="config.json")
@@ -143,7 +146,6 @@ def _filled(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The config with what transformers puts in place of keys that are not there."""
     from transformers import CONFIG_MAPPING  # a second to import
 
-    check_rope_objects(config)
     config = {key: value for key, value in config.items() if value is not None or not key.endswith("_pattern")}
     config |= {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}  # its own may be beyond the vocabulary
     log = logging.getLogger("transformers")  # whose warnings are of what is checked here

@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Int64, Shaped
 
 from jinfercept.errors import ModelError
+from jinfercept.models.checkpoint import PackedRows, Packing, common, joined
 from jinfercept.models.config import ModelConfig
-from jinfercept.models.packed_rows import PackedRows, Packing, common, joined
 
 
 class RecurrentNames(NamedTuple):

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jinfercept.models.assistant import is_assistant
 from jinfercept.models.attention import cut_for
+from jinfercept.models.gemma4 import is_assistant
 from jinfercept.models.load import Loaded
 from jinfercept.models.mesh import over_devices
 from jinfercept.models.model import Model

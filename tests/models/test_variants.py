@@ -166,7 +166,7 @@ def test_keys_that_change_nothing_are_let_be(base: str, changes: dict[str, Any])
         ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers"),
         ("smollm3", {"no_rope_layers": [1, 2, 0]}, "no_rope_layers"),
         ("smollm3", {"no_rope_layers": None, "no_rope_layer_interval": 0}, "modulo by zero"),
-        ("llama_gqa", {"rope_scaling": "yarn"}, "rope_scaling"),
+        ("llama_gqa", {"rope_scaling": "yarn"}, "rope_parameters"),
         ("llama_gqa", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ("llama_gqa", {"rope_scaling": {"type": "dynamic"}}, "dynamic.*factor"),
         ("llama_gqa", {"rope_scaling": {"type": "proportional", "partial_rotary_factor": 0}}, "partial_rotary_factor"),
@@ -210,12 +210,6 @@ def test_keys_that_change_nothing_are_let_be(base: str, changes: dict[str, Any])
 def test_a_key_that_could_change_the_numbers_is_refused_by_name(base: str, changes: dict[str, Any], named: str) -> None:
     with pytest.raises(ModelError, match=named):
         config_from_hf(config_of(base) | changes)
-
-
-def test_rope_scaling_beside_rope_parameters_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    variant = VARIANTS["rope_scaling beside rope_parameters"]
-    config_from_hf(config_of(variant["base"]) | variant["changes"])
-    assert "rope_scaling counts" in caplog.text
 
 
 def test_bfloat16_heads_are_turned_in_float32():

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.suite.models import SMALL_GEMMA2, SMALL_LLAMA
 from jinfercept.models import experts, joined_weights, model
 from jinfercept.models.config import ExpertsConfig, ModelConfig
-from jinfercept.models.dummy import random_params
+from jinfercept.models.load import random_params
 from jinfercept.models.model import Model
 from jinfercept.pallas import reference
 from jinfercept.pallas.layouts import pages

@@ -1,25 +1,16 @@
 """Damaged entries of JAX's compilation cache are dropped, so that the next start compiles and stores them again; a cache in a
-bucket works, or is refused before anything is loaded."""
+bucket works."""
 
 import os
 import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-import fsspec
-import jax
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
-from jax.experimental.compilation_cache import compilation_cache
 
-from jinfercept.errors import ConfigError
-from jinfercept.start.compile_cache import check_bucket, drop_damaged
-from tests.support.pretend import missing
+from jinfercept.start.backend import drop_damaged
 from tests.support.tiny_model import GOLDEN
 
 WHOLE = zlib.compress(bytes(range(256)) * 64)
@@ -67,26 +58,6 @@ def test_entries_are_checked_once_after_they_were_written(tmp_path: Path) -> Non
 def test_a_directory_that_is_missing_is_left_alone(tmp_path: Path) -> None:
     assert drop_damaged(tmp_path / "none") == []
     assert not (tmp_path / "none").exists()
-
-
-class Bucket(MemoryFileSystem):
-    """A bucket in memory."""
-
-    protocol = ("gs", "gcs")
-
-    @classmethod
-    def _strip_protocol(cls, path: str) -> str:
-        return super()._strip_protocol(f"memory://{path.partition('://')[2]}" if "://" in path else path)
-
-
-def test_executables_are_kept_in_a_bucket() -> None:
-    for name in Bucket.protocol:
-        fsspec.register_implementation(name, Bucket, clobber=True)
-    check_bucket("gs://bucket/xla")
-    program = jax.jit(lambda x: x * 3).lower(1.0)
-    with cache_in("gs://bucket/xla"):
-        program.compile()
-    assert [name for name in Bucket.store if name.startswith("/bucket/xla/") and name.endswith("-cache")]
 
 
 START = """
@@ -142,50 +113,3 @@ def test_a_second_start_finds_what_the_first_one_kept_in_a_bucket(tmp_path: Path
     hits, misses = start()
     assert hits > 8 * misses
     assert not list(cwd.iterdir()), "a folder gs: beside the user's files"
-
-
-@contextmanager
-def cache_in(directory: str) -> Iterator[None]:
-    """JAX's compilation cache in this directory, for executables of any size."""
-    settings = {
-        "jax_compilation_cache_dir": directory,
-        "jax_enable_compilation_cache": True,
-        "jax_persistent_cache_min_compile_time_secs": 0.0,
-        "jax_persistent_cache_min_entry_size_bytes": 0,
-    }
-    before = {name: getattr(jax.config, name) for name in settings}
-    compilation_cache.reset_cache()
-    for name, value in settings.items():
-        jax.config.update(name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            jax.config.update(name, value)
-        compilation_cache.reset_cache()
-
-
-@pytest.mark.parametrize(
-    ("directory", "fix"), [("s3://bucket/xla", "pip install s3fs"), ("ftp://bucket/xla", "gs://, s3://, az://")]
-)
-def test_a_bucket_without_its_package_is_refused(directory: str, fix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    missing(monkeypatch, "s3fs")
-    with pytest.raises(ConfigError, match=f"JAX cannot use this compilation cache.*{fix}"):
-        check_bucket(directory)
-
-
-def test_a_bucket_that_does_not_answer_is_a_warning(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise OSError("403 Forbidden")
-
-    monkeypatch.setattr("etils.epath.Path", refuse)
-    check_bucket("gs://bucket/xla")
-    assert "does not answer: OSError: 403 Forbidden" in caplog.text
-
-
-def test_a_local_folder_is_left_to_jax(tmp_path: Path) -> None:
-    for directory in (str(tmp_path / "xla"), f"file://{tmp_path}/xla"):
-        check_bucket(directory)
-    assert not (tmp_path / "xla").exists()
