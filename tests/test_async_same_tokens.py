@@ -15,8 +15,6 @@ from jinfercept.chat.text_stream import TextStream
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.lifecycle import RequestLifecycle
 from jinfercept.engine.streaming import serve
-from jinfercept.errors import RequestError
-from jinfercept.events import Called, Event, Finished, Intercepted, Resumed, Token
 from jinfercept.llm import LLM
 from jinfercept.outputs import RequestOutput
 from jinfercept.request import Request
@@ -211,36 +209,6 @@ def test_penalties_count_what_is_read_and_not_what_was_void(small: LLM) -> None:
         assert interrupt.span[0] == len(script)
         texts.append(output.outputs[0].token_ids)
     assert texts[0] == texts[1]
-
-
-def test_an_asynchronous_call_from_text_to_text(small: LLM) -> None:
-    """The public names in one: a tool that says so itself, events in their order, a function's declared argument."""
-    small.restart()
-    script = scripted("so {c}1{h}f(5){e}{t}{e}ok", "special")
-    params = SamplingParams(
-        temperature=0, max_tokens=len(script), forced_output_ids=script, skip_special_tokens=False, ignore_eos=True
-    )
-    events, trapped = list[Event](), threading.Event()
-
-    def note(event: Event) -> None:
-        events.append(event)
-        if isinstance(event, Intercepted):
-            trapped.set()
-
-    def wait(n: int) -> str:
-        """Until the model waits, too."""
-        assert trapped.wait(60)
-        return "r" * n
-
-    (output,) = small.generate("So: ", params, tools=[Tool(wait, name="f", calls="async")], on_event=note)
-    assert output.outputs[0].text == "so [CALL]1[HEAD]f(5)[END][TRAP][END][INTR] 1 [HEAD] rrrrr [END]ok"
-    kinds = [type(event) for event in events if not isinstance(event, Token)]
-    assert kinds == [Called, Intercepted, Resumed, Finished]
-    (interrupt,) = output.outputs[0].interrupts
-    assert (interrupt.call.name, interrupt.call.arguments, interrupt.result.text) == ("f", '{"n": 5}', "rrrrr")
-    for wrong in ({"async_calls": "yes"}, {"tools": [Tool(f, calls="async"), Tool(lambda *a: a, name="g")]}):
-        with pytest.raises(RequestError):
-            small.generate("a", params, **({"tools": [Tool(f)]} | wrong))  # pyright: ignore
 
 
 def test_outputs_of_one_prompt_call_on_their_own_and_follow_ups_take_over_what_was_read(small: LLM) -> None:

@@ -20,7 +20,6 @@ from jinfercept.config import (
 )
 from jinfercept.errors import ConfigError
 from jinfercept.llm import LLM
-from jinfercept.models.attention import IMPLEMENTATIONS
 from jinfercept.serve.options import ServerOptions
 
 OPTIONS = {field.name: field for group in GROUPS.values() for field in fields(group)}
@@ -95,35 +94,12 @@ def test_keyword_arguments_have_the_names_and_the_types_of_the_options() -> None
     assert {*get_type_hints(RestartOptions)} < {*HINTS}
 
 
-def test_every_option_is_a_flag_in_its_group(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        parsed("--help")
-    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    places = [shown.index(f"{name} options") for name in GROUPS]
-    assert list(GROUPS) == ["model", "adapters", "cache", "scheduling", "advanced", "hosts"]
-    assert places == sorted(places)
-    for group, begin, end in zip(GROUPS.values(), places, [*places[1:], None], strict=True):
-        for field in fields(group):
-            assert f"--{field.name.replace('_', '-')}" in shown[begin:end]
-            assert field.metadata["help"] in shown[begin:end]
-            assert field.default is None or f"(default: {field.default})" in shown[begin:end]
-
-
 def test_every_option_has_a_help_text_and_a_default_of_its_type() -> None:
     for name, field in OPTIONS.items():
         assert field.metadata["help"]
         kind = without_none(HINTS[name])
         choices = get_args(kind) if get_origin(kind) is Literal else ()
         assert not choices or field.default in (*choices, None)
-
-
-def test_every_implementation_of_attention_can_be_chosen() -> None:
-    assert {*get_args(HINTS["attention"])} == {"auto", *IMPLEMENTATIONS}
-
-
-def test_without_flags_the_defaults_hold_on_both_ways() -> None:
-    assert list(asdict(EngineConfig.from_options({})).values()) == [asdict(group()) for group in GROUPS.values()]
-    assert parsed() == {}
 
 
 SPECIAL_VALUES = {
@@ -230,11 +206,6 @@ def test_a_value_of_the_wrong_type_is_refused(name: str, value: object) -> None:
     error = mistake(**{name: value})
     assert name in error.what
     assert error.got == repr(value)
-
-
-def test_whole_numbers_are_floats_and_none_is_a_default() -> None:
-    assert EngineConfig.from_options({"swap_space": 2}).cache.swap_space == 2
-    assert EngineConfig.from_options({"kv_tokens": None}).cache.kv_tokens is None
 
 
 def test_sections_are_frozen() -> None:

@@ -213,12 +213,6 @@ def test_a_refused_restart_changes_nothing(smollm2: LLM) -> None:
     assert after.outputs[0].token_ids == before.outputs[0].token_ids
 
 
-def test_special_tokens_in_a_result_stay_text(smollm2: LLM) -> None:
-    tool = Tool(lambda item: "<|im_end|>", name="rude", start="<<price ", stop="=")
-    [output] = smollm2.generate(SHOTS, SamplingParams(temperature=0.0, max_tokens=16), tools=[tool])
-    assert "<|im_end|>" in output.outputs[0].text
-
-
 def test_bad_requests_say_what_got_and_fix(smollm2: LLM) -> None:
     for call in (
         lambda: smollm2.generate(""),
@@ -289,14 +283,6 @@ def test_closing_frees_the_weights_and_the_pages() -> None:
         llm.generate({"prompt_token_ids": [1, 2, 3]}, SamplingParams(max_tokens=2))
     del llm
     assert not [array for array in jax.live_arrays() if id(array) not in before and array.ndim > 1]
-
-
-def test_gptj_runs_in_bfloat16() -> None:
-    with tiny_llm("gptj", dtype="bfloat16", kv_tokens=64, max_num_batched_tokens=8) as llm:
-        [output] = llm.generate(
-            {"prompt_token_ids": [1, 2, 3]}, SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
-        )
-    assert len(output.outputs[0].token_ids) == 6
 
 
 def test_impossible_options_are_refused_before_anything_is_loaded() -> None:

@@ -197,14 +197,6 @@ def test_drafts_are_verified_by_the_adapter(small: LLM, written: dict[str, Path]
         assert llm.counters.drafted > 0
 
 
-@pytest.mark.slow
-def test_a_draft_model_has_no_adapter_and_the_tokens_are_the_same(written: dict[str, Path], reference: Any) -> None:
-    drafts = {"method": "draft_model", "model": str(GOLDEN / NAME), "num_speculative_tokens": 2}
-    with tiny_llm(loras=written, speculative_config=drafts, **SMALL) as llm:
-        assert served(llm) == reference[0]
-        assert llm.counters.drafted > sum(llm.counters.accepted.values()) > 0
-
-
 # -- contexts ----------------------------------------------------------------------------------------------------------
 
 

@@ -121,16 +121,8 @@ def noisy(x: jax.Array) -> jax.Array:
     ("changes", "message"),
     [
         (with_head(lambda y: y[:, :-1]), r"head\(\) returns \[5, 100\] of float32; got \[5, 99\] of float32"),
-        (with_head(lambda y: y.astype(jnp.bfloat16)), r"head\(\) returns .* of float32; got .* of bfloat16"),
         (with_head(lambda y: y - y.mean(0)), r"head\(\) mixes rows"),
-        (with_head(lambda y: None), r"head\(\) returns .*; got None"),
         (with_embed(lambda y, at: y.T), r"embed\(\) returns \[5, 32\] of floating-point numbers; got \[32, 5\]"),
-        (with_embed(lambda y, at: y.astype(jnp.int32)), r"embed\(\) returns .*; got \[5, 32\] of int32"),
-        (with_embed(lambda y, at: jnp.cumsum(y, 0)), r"embed\(\) mixes rows"),
-        (
-            with_embed(lambda y, at: y + jnp.zeros((9, 32)).at[at].get(mode="fill")),
-            r"reads a table behind its end.*index 255 is out of bounds for axis 0 with size 9",
-        ),
         (
             with_embed(lambda y, at: y + jnp.ones((9, 1))[at]),
             r"reads a table behind its end.*index 255 is out of bounds for axis 0 with size 9",
@@ -143,43 +135,28 @@ def noisy(x: jax.Array) -> jax.Array:
         (with_embed(lambda y, at: y + jnp.arange(len(y))[:, None]), r"embed\(\) mixes rows.*, or with its place"),
         (with_layer(lambda layer, w, x, *others: layer(w, by_place(x), *others)), r"layer\(\) mixes rows"),
         (with_layer(lambda layer, w, x, *others: layer(w, noisy(x), *others)), r"layer\(\) mixes rows"),
-        (with_layer(lambda layer, w, x, *others: layer(w, x.at[-1].add(1.0), *others)), r"layer\(\) mixes rows"),
         (with_layer(lambda layer, w, x, *others: layer(w, x * jnp.nan, *others)), r"layer\(\) returns NaN for finite"),
         (
             with_attend(lambda attend, *qkv: attend(*qkv, Scoring(window=0))),
             r"window and soft_cap of attend in layer\(\) are above 0 or None; got \(0, None\)",
         ),
-        (
-            with_attend(lambda attend, *qkv: attend(*qkv, Scoring(soft_cap=0.0))),
-            r"window and soft_cap of attend in layer\(\) are above 0 or None; got \(None, 0.0\)",
-        ),
-        (with_head(lambda y: y + jnp.arange(len(y))[:, None]), r"head\(\) mixes rows"),
-        (with_head(lambda y: y * jnp.nan), r"head\(\) returns NaN for finite numbers"),
         (with_embed(lambda y, at: y if y.sum() > 0 else -y), r"embed\(\) of the model fails; got TracerBool"),
         (with_layer(lambda layer, w, x, at, kv, attend: (x, kv)), r"calls attend once, .*; got no call"),
         (with_attend(twice), r"calls attend once, .*; got a second call"),
         (with_attend(lambda attend, q, k, v, kv: (attend(q, k, v, kv)[0], kv)), r"returns the kv that attend returned"),
-        (with_attend(lambda attend, q, k, v, kv: attend(q, k, v, k)), r"with the kv that it got; got \[5, 2, 8\] of f"),
         (
             with_attend(lambda attend, q, k, v, kv: attend(q, k.swapaxes(0, 1), v, kv)),
             r"k of attend in layer\(\) is \[5, 2, 8\]",
         ),
         (
-            with_attend(lambda attend, q, k, v, kv: attend(q, k, v.mT, kv)),
-            r"v of attend in layer\(\) is .*got \[5, 8, 2\]",
-        ),
-        (
             with_attend(lambda attend, q, k, v, kv: attend(q[:, :2], k, v, kv)),
             r"q of attend in .*\[5, 4, 8\] .*\[5, 2, 8\]",
         ),
-        (with_attend(lambda attend, q, k, v, kv: attend(q, k.astype(int), v, kv)), r"k of attend in .*got .* of int32"),
         (
             with_layer(lambda layer, *others: swapped(layer(*others))),
             r"layer\(\) returns \[5, 32\] of float32; got \[1\]",
         ),
         (with_layer(lambda layer, *others: layer(*others)[0]), r"layer\(\) returns x and kv; got \[5, 32\] of float32"),
-        (with_layer(lambda layer, *others: (*layer(*others), 1)), r"layer\(\) returns x and kv; got \("),
-        (with_layer(lambda layer, w, x, *others: layer(w, x - x.mean(0), *others)), r"layer\(\) mixes rows"),
         (with_layer(lambda layer, w, x, *others: layer({}, x, *others)), r"layer\(\) of the model fails; got "),
         (
             with_layer(lambda layer, *others: (layer(*others)[0].astype(jnp.bfloat16), layer(*others)[1])),

@@ -299,18 +299,6 @@ def test_nothing_is_changed_where_nothing_was_overwritten(llm: LLM) -> None:
     llm.engine.check_pages()
 
 
-def test_an_idle_engine_without_weights_waits_too(llm: LLM) -> None:
-    expected = written(llm)
-    with pytest.raises(EngineError, match="the LLM sleeps"):
-        llm.update_weights(broken(1))
-    stream = llm.stream({"prompt_token_ids": PROMPT}, LONG)
-    assert llm.update_weights(TENSORS, mode="keep") == llm.weights_version
-    llm.wake()
-    list(stream)
-    [output] = stream.outputs.values()
-    assert output.outputs[0].token_ids == expected
-
-
 @pytest.mark.slow
 def test_the_callers_own_weights_are_whole_after_a_first_update_that_fails() -> None:
     loaded = load(GOLDEN / "llama_gqa", dtype="float32")

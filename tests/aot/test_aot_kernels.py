@@ -1,17 +1,21 @@
 """The kernels compile ahead of time, Triton's for A100 and H100, Mosaic's for H100: shared memory within limits, no spilled
-registers."""
+registers; pages are written in place by plain stores of words."""
 
 import re
 from itertools import product
+from math import prod
 from typing import Any
 
 import pytest
 
 from jinfercept.pallas.mosaic_attention import GROUPS
 from jinfercept.pallas.tiles import DECODE_REGISTERS, power_of_two
+from jinfercept.runner.page_transfers import transfer_sizes
 from tests.aot.cuda import compile_for
 
 MiB = 1 << 20
+
+
 BUCKET = {"num_tokens": 512, "num_rows": 64, "pages_per_row": 128}
 
 
@@ -51,11 +55,15 @@ SCORED = [
     scored(case((9, 3), 96, 128, "float32"), window=1024, soft_cap=30.0, sinks=True),
     scored(stored_as("int8", case((32, 8), 128, 16, "bfloat16")), window=1024, soft_cap=30.0, sinks=True),
 ]
+
+
 SCORED_BESIDE_MOSAIC = [
     (f"{name}, mosaic", sizes | {"attention": "mosaic"})
     for name, sizes in SCORED
     if name.split()[3] in ("64", "128") and "int8" not in name
 ]
+
+
 SAMPLE = {
     "h100": [
         joined(case((32, 8), 128, 16, "bfloat16"), interleaved=False),
@@ -80,8 +88,12 @@ SAMPLE = {
         stored_as("fp8", case((9, 3), 64, 16, "float32")),
     ],
 }
+
+
 FEW = 2
 """Of the sample for an A100, the first: for an H100, the GPU bill and the pool of three gigabytes have kernels."""
+
+
 MATRIX = [
     case(*choice)
     for choice in product(
@@ -142,11 +154,17 @@ def test_aot_compiling_refuses_what_does_not_fit() -> None:
 
 
 LONG = {"pages_per_row": 131_072 // 16}
+
+
 HOPPER_SAMPLE = [(f"{DECODES}, contexts of 131,072", SIZES | LONG)]
+
+
 HOPPER_MATRIX = [
     case(*choice)
     for choice in product([(16, 16), (9, 3), (32, 8), (64, 8)], [64, 128], [16, 48, 128], ["bfloat16", "float16"])
 ]
+
+
 HOPPER_MATRIX += [case((8 * group, 8), dim, 16, "bfloat16") for group in {*GROUPS} - {4, 8} for dim in (64, 128)]
 
 
@@ -240,3 +258,32 @@ def test_aot_every_kernel_compiles_within_the_limits_of_the_gpu(gpu: str) -> Non
 def test_aot_the_plugin_of_cuda_12_compiles_the_same() -> None:
     name, sizes = case((32, 8), 128, 16, "bfloat16")
     check("h100", [(name, sizes)], "cuda12")
+
+
+PAGE_SIZE, NUM_LAYERS = 16, 2
+
+
+LAYER_BYTES = 2 * prod((6_000, PAGE_SIZE, 2, 8, 128))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("staging_pages", [1, pytest.param(16, marks=pytest.mark.slow)])
+def test_aot_pages_are_written_by_plain_stores_of_words(dtype: str, staging_pages: int) -> None:
+    case = {"page_size": PAGE_SIZE, "dtype": dtype, "staging_pages": staging_pages}
+    compiled, most = compile_for("h100", pages={"pages": case}), transfer_sizes("gpu", staging_pages)[0]
+    assert {"pages write 512", "pages scatter 1", f"pages gather {most}"} <= compiled.keys()
+    for name, facts in compiled.items():
+        assert facts["error"] is None, f"{name}: {facts['error']}"
+        kind = name.split()[1]
+        in_place = {"write": 1, "scatter": NUM_LAYERS}.get(kind, 0)
+        width = 2 if dtype == "float32" else 1
+        assert facts["alias_bytes"] == in_place * width * LAYER_BYTES, name
+        assert facts["temp_bytes"] < 1024, name
+        if kind == "select":  # moves an array within the device, when the host compacts it
+            continue
+        assert facts["accesses"], name
+        for kernel, accesses in facts["accesses"].items():
+            assert any(access.startswith("st.global") for access in accesses), (name, kernel)
+            assert not [access for access in accesses if access.startswith(("atom", "red"))], (name, kernel, accesses)
+            stores = [access for access in accesses if access.startswith("st") or kind != "write"]
+            assert not [access for access in stores if access.endswith("16")], (name, kernel, accesses)

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from jinfercept.models.hf_config import config_from_hf
-from jinfercept.models.model import kv_bytes_per_token, param_bytes
 from jinfercept.runner.page_transfers import GPU_TRANSFERS
 from jinfercept.start.sizing import buckets
 from tests.aot.cuda import compile_for
@@ -186,20 +184,6 @@ def test_aot_steps_of_every_bucket_compile_in_place(model: str, gpu: str) -> Non
     check(model, gpu)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_aot_all_layers_of_llama_3_8b_are_one_executable_for_each_kind_of_step() -> None:
-    bucket, count = 64, 32
-    compiled = compile_steps("llama-3-8b, whole", "h100", "mosaic", buckets=[bucket], layers_per_step=count)
-    names = {"embed 64", "layers 64 32", "decode embed 64", "decode layers 64 32"}
-    assert {name for name in compiled if "embed" in name or "layers" in name} == names
-    for name in ("layers 64 32", "decode layers 64 32"):
-        facts = compiled[name]
-        assert facts["alias_bytes"] >= count * LAYER_BYTES * prod(KV_HEADS["llama-3-8b"])
-        assert facts["temp_bytes"] < 2**26, "as much as a layer's: nothing is kept for all of them"
-        assert not facts["control_flow"]
-
-
 @pytest.mark.slow  # `on_several_devices.py` counts the same collectives on devices of the CPU
 @pytest.mark.parametrize(("gpu", "num_devices", "attention"), [("h100", 4, "mosaic"), ("a100", 8, "triton")])
 def test_aot_several_gpus_share_layers_in_place_with_two_collectives_each(
@@ -222,15 +206,6 @@ def test_aot_several_gpus_share_layers_in_place_with_two_collectives_each(
     assert not any(compiled[name]["collectives"] for name in moving)
 
 
-@pytest.mark.parametrize(("gpu_bytes", "num_devices"), [(80e9, 4), (40e9, 8)])
-def test_the_large_model_fits_several_gpus_with_a_pool(gpu_bytes: float, num_devices: int) -> None:
-    config = config_from_hf(MODELS["llama-3-70b"] | {"num_hidden_layers": 80})
-    weights = param_bytes(config, "bfloat16", num_devices)
-    token_bytes = kv_bytes_per_token(config, "bfloat16") // num_devices
-    assert weights < 1.001 * 141.1e9 / num_devices
-    assert (0.9 * gpu_bytes - weights) // token_bytes > 400_000, "tokens of the pool"
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_aot_steps_of_every_bucket_and_long_contexts_compile_with_the_kernel_for_hopper() -> None:
@@ -241,18 +216,6 @@ def test_aot_steps_of_every_bucket_and_long_contexts_compile_with_the_kernel_for
         assert (facts["mosaic_kernels"], facts["kernels"]) == (LAYERS_PER_STEP, LAYERS_PER_STEP)
         assert facts["temp_bytes"] < 2**28
         assert facts["alias_bytes"] >= LAYERS_PER_STEP * LAYER_BYTES * prod(KV_HEADS["llama-3-8b"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("gpu", ["h100", "a100"])
-def test_aot_steps_of_windowed_and_full_layers_compile_in_place(gpu: str) -> None:
-    compiled = compile_steps("gemma-3-1b", gpu, buckets=BUCKETS[:1])
-    for decode, kernels in (("", 2), ("decode ", 1)):
-        begin = f"{decode}layers {BUCKETS[0]} {LAYERS_PER_STEP} "  # and the kinds of the layers
-        [facts] = [facts for name, facts in compiled.items() if name.startswith(begin)]
-        assert facts["kernels"] == kernels * LAYERS_PER_STEP
-        assert facts["temp_bytes"] < 2**25
-        assert facts["alias_bytes"] >= LAYERS_PER_STEP * LAYER_BYTES * 256
 
 
 @pytest.mark.slow

@@ -4,30 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from benchmarks import foreign
 from benchmarks.__main__ import main
-from benchmarks.foreign import PROGRAMS, Counts, comparison, metrics_counts
-
-METRICS = """
-# TYPE vllm:prompt_tokens counter
-vllm:prompt_tokens_total{model_name="m"} 100.0
-# TYPE vllm:generation_tokens counter
-vllm:generation_tokens_total{model_name="m"} 20.0
-# TYPE vllm:request_success counter
-vllm:request_success_total{finished_reason="stop",model_name="m"} 3.0
-vllm:request_success_total{finished_reason="length",model_name="m"} 2.0
-vllm:request_success_total{finished_reason="error",model_name="m"} 1.0
-"""
-
-
-def test_counts_are_read_from_what_aiperf_writes(tmp_path: Path) -> None:
-    usage = {"usage_prompt_tokens": {"value": 9}, "usage_completion_tokens": {"value": 2}}
-    tokenised = {"input_sequence_length": {"value": 5.0}, "output_sequence_length": {"value": 1.0}}
-    records = [{"metrics": usage | tokenised}, {"metrics": tokenised}, {"metrics": {}, "error": {"code": 500}}]
-    (tmp_path / "profile_export.jsonl").write_text("\n".join(map(json.dumps, records)))
-    assert PROGRAMS["aiperf-chat"].read(tmp_path) == Counts(3, 14, 3, 1)
+from benchmarks.foreign import PROGRAMS, Counts
 
 
 def test_counts_are_read_from_what_vllm_lm_eval_and_inspect_write(tmp_path: Path) -> None:
@@ -46,21 +26,6 @@ def test_counts_are_read_from_what_vllm_lm_eval_and_inspect_write(tmp_path: Path
     log = {"samples": [{"events": events}], "stats": {"model_usage": usage}}
     (tmp_path / "log.json").write_text(json.dumps(log))
     assert PROGRAMS["inspect"].read(tmp_path) == Counts(2, 15, 3, 1)
-
-
-def test_the_table_names_what_differs_from_metrics() -> None:
-    assert metrics_counts(METRICS) == [6, 100, 20, 1]
-    rows = {
-        "first": (Counts(6, None, None, 0), Counts(6, 100, 20, 0)),
-        "second": (Counts(5, 100, 20, 0), Counts(6, 100, 20, 1)),
-        "third": "skipped: no such package",
-    }
-    console = Console(width=200, record=True)
-    console.print(comparison(rows))
-    lines = [line.split() for line in console.export_text().splitlines()]
-    assert lines[1] == ["first", "6", "-", "-", "0", "6", "100", "20", "0", "equal"]
-    assert lines[2][9:] == ["differ:", "requests,", "errors"]
-    assert lines[3][-4:] == ["skipped:", "no", "such", "package"]
 
 
 def test_an_unknown_program_is_an_error_and_a_large_one_is_skipped(

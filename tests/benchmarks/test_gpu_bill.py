@@ -7,15 +7,15 @@ import pytest
 
 from benchmarks.ahead_of_time.plugin import PluginMissingError
 from benchmarks.gpu_bill import bill as making
-from benchmarks.gpu_bill.assumptions import Assumptions, ProductReach, assumed, listed
+from benchmarks.gpu_bill.assumptions import Assumptions, assumed
 from benchmarks.gpu_bill.bill import make_bill, model_bytes
 from benchmarks.gpu_bill.budgets import broken, budgets, rewritten
 from benchmarks.gpu_bill.cases import MIXED, Case, StepSize, long_case, mixed_case, sample_case
-from benchmarks.gpu_bill.kernel_time import AttentionWork, Device, multiprocessor
+from benchmarks.gpu_bill.kernel_time import Device, multiprocessor
 from benchmarks.gpu_bill.machine_code import Kernel
 from benchmarks.gpu_bill.prediction import AttentionSizes, ModelBytes, Step, predict
-from benchmarks.gpu_bill.program import NO_TRAFFIC, Program, Thunk, parse_thunks
-from benchmarks.gpu_bill.reading import Launch, Reading
+from benchmarks.gpu_bill.program import NO_TRAFFIC, Thunk, parse_thunks
+from benchmarks.gpu_bill.reading import Reading
 from tests.support.kept_results import kept_lines
 
 DUMP = """\
@@ -31,20 +31,6 @@ condition:
         005: kCustomKernel [source | sink] third grid: [1, 1, 1] threads: [1, 1, 1]  shared_memory: 0 bytes
       body:
         006: kCustomKernel [source | sink] fourth grid: [1, 1, 1] threads: [1, 1, 1]  shared_memory: 0 bytes
-"""
-PROGRAM = """\
-%fused (param_0: bf16[100,4], param_1: bf16[2,4], param_2: s32[2,1]) -> bf16[100,4] {
-  %param_0 = bf16[100,4]{1,0} parameter(0)
-  %param_1 = bf16[2,4]{1,0} parameter(1)
-  %param_2 = s32[2,1]{1,0} parameter(2)
-  ROOT %scatter.1 = bf16[100,4]{1,0} scatter(%param_0, %param_2, %param_1), to_apply=%region
-}
-ENTRY %main (pages: bf16[100,4], rows: bf16[2,4], index: s32[2,1]) -> bf16[100,4] {
-  %pages = bf16[100,4]{1,0} parameter(0), metadata={op_name="layers[0]"}
-  %rows = bf16[2,4]{1,0} parameter(1)
-  %index = s32[2,1]{1,0} parameter(2)
-  ROOT %write = bf16[100,4]{1,0} fusion(%pages, %rows, %index), kind=kInput, calls=%fused
-}
 """
 MODEL = ModelBytes(
     weights=int(16e9),
@@ -113,30 +99,6 @@ def test_aot_decode_rows_beside_a_chunk_are_predicted_with_the_kernels_for_both(
     assert all(1 < row["ratio"] < 1.5 and row["default_buckets"] for row in bill["steps"])
 
 
-def test_a_chunk_adds_its_products_and_the_attention_of_its_last_tile() -> None:
-    case, assumptions = Case("h100", "llama-3-8b", 512, 65), assumed("h100")
-    kernels = [
-        Thunk("kCustomKernel", kernel="paged_decode_attention", blocks=396, threads=128),
-        Thunk("kDynamicSliceFusion"),
-    ]
-    layers = Reading(case, ("layers", "512", "1"), None, thunks=Thunk("kSequential", children=kernels))
-    layers.traffic = {id(kernel): NO_TRAFFIC._replace(pages=True) for kernel in kernels}
-    layers.kernels["paged_decode_attention"] = Kernel(registers=102)
-    alone = replace(layers, key=("decode layers", "512", "1"), thunks=Thunk("kSequential"))
-    others = [Reading(case, (kind, "512", "65"), None) for kind in ("embed", "head", "sample")]
-
-    def predicted(chunk: int) -> Step:
-        device = Device(multiprocessor("h100"), assumptions)
-        return predict([layers, alone, *others], device, MODEL, StepSize(64, 512, chunk))
-
-    longer, shorter = predicted(448), predicted(224)
-    assert predicted(0).kernels == 0, "steps without a chunk have executables of their own"
-    assert longer.kernels == 2 * MODEL.num_layers
-    rate = assumptions.tensor_rate * assumptions.chunk_reach
-    assert longer.attention - shorter.attention == pytest.approx(32 * 16_384 * (448**2 - 224**2) / rate)
-    assert longer.compute > shorter.compute
-
-
 def test_a_step_reads_the_experts_in_use_and_multiplies_with_those_of_a_row() -> None:
     case = Case("h100", "qwen3-30b-a3b", 1, 1)
     of_one, of_many = (model_bytes(case, rows) for rows in (1, 4096))
@@ -169,11 +131,6 @@ def test_a_step_takes_the_cheapest_branch_and_waits_for_its_predicate() -> None:
     assert reading.waits(32) == 1
 
 
-def test_an_update_in_place_makes_and_reads_only_its_rows() -> None:
-    traffic = Program(PROGRAM, first_dim=100).traffic("write")
-    assert (traffic.read, traffic.made, traffic.pages, traffic.copied) == (16 + 8, 16, True, 0)
-
-
 def test_blocks_at_once_are_bounded_by_registers_and_by_shared_memory() -> None:
     h100 = multiprocessor("h100")
     assert h100.blocks(threads=128, registers=102, shared_bytes=39_424) == 4
@@ -201,27 +158,6 @@ def test_a_predicted_step_is_longer_with_few_blocks_narrow_loads_and_conditional
     assert step(wide, 2112, 1).host > best.host
 
 
-def test_a_products_rate_depends_on_its_weight_and_its_rows() -> None:
-    likely = assumed("h100")
-    for rows in (1, 64):
-        qkv, down, gate_up = (likely.product_reach(size << 20, rows) for size in (48, 112, 224))
-        assert qkv < down < gate_up
-    assert likely.product_reach(48 << 20, 64) < likely.product_reach(48 << 20, 1)
-    sized = replace(likely, product_reaches=(ProductReach(100, 64, 0.5), ProductReach(1000, 64, 0.9)))
-    whole = step(Kernel(registers=32, load_bytes=16.0, loads=8), 2112, 0, assumptions=sized)
-    slow = replace(sized, product_reaches=(ProductReach(1000, 64, 0.45),))
-    twice = step(Kernel(registers=32, load_bytes=16.0, loads=8), 2112, 0, assumptions=slow)
-    weights_s = MODEL.num_layers * 500_000_000 / likely.copy_rate
-    assert twice.products - whole.products == pytest.approx(weights_s / 0.9)
-
-
-def test_a_device_with_faster_memory_runs_the_same_kernels_sooner() -> None:
-    wide = Kernel(registers=32, load_bytes=16.0, loads=8)
-    h100, h200 = (step(wide, 2112, 0, assumptions=assumed(gpu)) for gpu in ("h100", "h200"))
-    assert h200.seconds < 0.8 * h100.seconds
-    assert all(entry.source for entry in listed())
-
-
 def test_a_step_waits_for_its_upload_and_for_graphs_recorded_anew_that_no_compute_hides() -> None:
     wide, likely = Kernel(registers=32, load_bytes=16.0, loads=8), assumed("h100")
     usual = step(wide, 2112, 0)
@@ -231,20 +167,6 @@ def test_a_step_waits_for_its_upload_and_for_graphs_recorded_anew_that_no_comput
     slow = step(wide, 2112, 0, assumptions=replace(likely, graph_update=1e-3))
     assert 0 < slow.updates < slow.update_work
     assert slow.seconds - usual.seconds == pytest.approx(slow.updates + slow.host - usual.host)
-
-
-def test_blocks_of_the_decode_grid_without_work_take_time() -> None:
-    device = Device(multiprocessor("h100"), assumed("h100"))
-    kernel = Kernel(registers=102, shared_bytes=39_424)
-    work = AttentionWork(rows=64, context=1000, chunk=0, kv_heads=8, kv_bytes=1, tile_tokens=64, pair_flops=16_384)
-
-    def empty_s(blocks: int) -> float:
-        thunk = Thunk("kCustomKernel", kernel="paged_decode_attention", blocks=blocks, threads=128)
-        return device.empty_blocks_s(Launch(thunk, NO_TRAFFIC, 1.0, False), kernel, work)
-
-    used = work.blocks(528)
-    assert (empty_s(1), empty_s(used)) == (0, 0)
-    assert empty_s(used + 528) == pytest.approx(device.assumed.empty_block)
 
 
 def test_budgets_are_rewritten_with_what_was_compiled() -> None:

@@ -11,14 +11,13 @@ import pytest
 
 from benchmarks.gpu_suite.kind import FULL
 from benchmarks.suite.idle import prefill_steps, timed_steps
-from benchmarks.suite.plans import MOST_TURN_S, StepTimes, mean_times, run_steps, steady_s
+from benchmarks.suite.plans import steady_s
 from benchmarks.suite.trace import (
     Event as TraceEvent,
 )
 from benchmarks.suite.trace import (
     array_starts_s,
     gaps,
-    middle,
     operations,
     plane_events,
     until_first_kernel_s,
@@ -89,20 +88,6 @@ def test_a_step_takes_the_hosts_time_where_that_is_longer() -> None:
     assert steady_s(device, repeat(StepPlan(0, 0)), 30, lambda: device.now_s) == pytest.approx((0.003, 0.003))
 
 
-def test_slow_steps_are_fewer() -> None:
-    device: Any = FakeDevice(0.1)
-    assert steady_s(device, repeat(StepPlan(0, 0)), 30, lambda: device.now_s)[0] == pytest.approx(0.1)
-    assert device.now_s < 5 * MOST_TURN_S
-
-
-def test_a_mean_begins_with_the_collection_of_the_step_before() -> None:
-    device: Any = FakeDevice(0.010, 0.5)
-    times = run_steps(device, repeat(StepPlan(0, 0)), 2, lambda: device.now_s)
-    assert [step.collected_s for step in times] == pytest.approx([0.013, 0.023])
-    times = [StepTimes(*values) for values in ((9.0, 8.0), (10.0, 1.0), (12.0, 3.0))]
-    assert mean_times(times, 1, 2) == (1.5, 2.0)
-
-
 def test_the_streams_of_a_gpu_are_read_with_operations_and_the_bytes_of_copies() -> None:
     copied = {"memcpy_details": "kind_src:pinned kind_dst:device size:2097152 dest:0 async:1", "context_id": 3}
     stream = traced_line("Stream #20(MemcpyH2D)", "MemcpyH2D", copied)
@@ -122,21 +107,6 @@ def traced_line(line: str, name: str, stats: dict[str, Any]) -> SimpleNamespace:
 def test_idle_time_is_what_no_kernel_of_any_stream_covers() -> None:
     measured = gaps([(0.0, 4e9), (6e9, 10e9), (1e9, 5e9), (9e9, 10e9)])
     assert measured == {"idle_share": 0.1, "busy_s": 9.0, "largest_gap_s": 1.0}
-
-
-def test_the_first_two_steps_and_the_last_one_are_left_out_of_a_trace() -> None:
-    """Steps of two kernels each and 10 ns, the first behind a gap; copies that reach into the middle are cut."""
-    kernels = [
-        TraceEvent("Stream #1", name, 10.0 * step + at, 10.0 * step + at + 4.0)
-        for step in (-3, 1, 2, 3, 4)
-        for at, name in ((0.0, "layers"), (5.0, "head"))
-    ]
-    moved = [TraceEvent("Stream #2", "MemcpyD2H", *span) for span in ((-20.0, 0.0), (15.0, 25.0), (30.0, 60.0))]
-    kept = middle(sorted([*kernels, *moved], key=lambda event: event.start), 5)
-    assert [event.name for event in kept if not event.is_copy] == ["layers", "head"] * 2
-    assert [(event.start, event.end) for event in kept if event.is_copy] == [(20.0, 25.0), (30.0, 39.0)]
-    assert gaps((event.start, event.end) for event in kept if not event.is_copy)["largest_gap_s"] == 1e-9
-    assert middle([], 5) == middle(moved, 5) == []
 
 
 def test_operations_have_the_shapes_of_their_programs_and_the_time_of_a_step() -> None:

@@ -9,7 +9,6 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.gpu_report import AIMS, Figure, predicted_table, predictions
 from benchmarks.suite.sizes import Row
-from tests.support.gpu_reports import report_file
 
 
 def figures(number: int, parts: dict[str, list[Row]]) -> list[Figure]:
@@ -29,43 +28,6 @@ def test_decode_counts_by_its_worst_case_and_only_ours() -> None:
     assert not figure.met
     assert "60% at least (32 × 8,192" in figure.reached
     assert figures(2, {"kernels": [attention("triton", 1, 1, 8192, 1.0)]}) == []
-
-
-def test_chunks_are_held_against_the_best_peer_that_worked() -> None:
-    kernels = [attention("triton", 1, 512, 512, 1.0), attention("cudnn", 1, 512, 512, 2.0)]
-    assert figures(3, {"kernels": kernels})[0].met
-    faster = [attention("torch", 1, 512, 512, 0.7)]
-    [figure] = figures(3, {"kernels": kernels, "torch_peer": faster})
-    assert not figure.met
-    assert "0.70 × torch" in figure.reached
-    assert figures(3, {"kernels": kernels[:1], "torch_peer": [{"error": "refused"}]}) == []
-
-
-def test_transfers_count_only_where_they_use_the_link() -> None:
-    row = {"way": "out", "staging_pages": 16, "share": 1.0, "bytes_per_s": 4e10}
-    idle, full = row | {"link_share": 0.4, "slowdown": 0.0}, row | {"link_share": 0.9, "slowdown": 0.04}
-    assert [figure.met for figure in figures(1, {"transfers": [idle]})] == [False]
-    assert [figure.met for figure in figures(1, {"transfers": [idle, full]})] == [True]
-    slow = full | {"staging_pages": 4, "slowdown": 0.2}
-    assert [figure.met for figure in figures(1, {"overlap": [idle, full], "transfers": [slow]})] == [True, False]
-
-
-def test_policies_are_held_against_the_best_of_the_others() -> None:
-    def row(policy: str, latency: float, unfinished: int = 0) -> Row:
-        return {
-            "policy": policy,
-            "model": "m",
-            "unfinished": unfinished,
-            "normalized_latency_paper_ms_per_token": {"mean": latency},
-        }
-
-    others = [row("swap", 30.0), row("min_waste", 12.0)]
-    [figure] = figures(6, {"policies": [row("copy_ahead", 11.0), *others]})
-    assert figure.met
-    assert "11.0 ms/token, 0 unfinished; min_waste 12.0, 2 others" in figure.reached
-    assert not figures(6, {"policies": [row("copy_ahead", 13.0), *others]})[0].met
-    assert not figures(6, {"policies": [row("copy_ahead", 11.0, unfinished=1), *others]})[0].met
-    assert figures(6, {"policies": others}) == []
 
 
 def test_the_delay_of_turns_has_an_interval_and_decides_nothing_where_that_holds_one() -> None:
@@ -90,15 +52,6 @@ def test_the_delay_of_turns_has_an_interval_and_decides_nothing_where_that_holds
         7, {"long_agents": [{name: row[name] for name in row if name != "turns"} for row in (ours, slow)]}
     )
     assert figure.met is None, "an earlier file has no turns"
-
-
-def test_figures_say_on_what_and_when_they_were_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    row = {"model": "m", "depth": 1, "batch": 64, "context": 1, "by_wall": 0.01, "step_s": 1.0}
-    idle = [row | {"idle_share": 0.02}, row]  # the second one has no trace
-    assert main(["gpu-report", report_file(tmp_path, {"idle": idle})]) == 0
-    shown = capsys.readouterr().out
-    assert "2.0% of a trace, 1.0% by the wall clock | yes | Test GPU, 2026-01-02 |" in shown
-    assert shown.count("not measured") == len(AIMS) - 1
 
 
 def test_measured_steps_stand_beside_predicted_ones(tmp_path: Path) -> None:

@@ -14,18 +14,14 @@ import numpy as np
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.gpu_report import AIMS
-from benchmarks.gpu_suite.kind import FULL, GPU
+from benchmarks.gpu_suite.kind import GPU
 from benchmarks.gpu_suite.parts import JOBS, PARTS, missing
 from benchmarks.suite import kept
 from benchmarks.suite.child import part
-from benchmarks.suite.models import LLAMA_3_8B
-from benchmarks.suite.sizes import GIB, TINY, Row, TransferWay
-from benchmarks.suite.steps import pool_tokens
+from benchmarks.suite.sizes import TINY, Row, TransferWay
 from benchmarks.suite.suite import environment
 from benchmarks.suite.suite import main as suite
 from benchmarks.suite.timing import timed
-from tests.support.gpu_reports import report_file
 
 PROJECT = Path(__file__).parents[2]
 ALONE = "kernels"  # in a process of its own, as the suite runs every part, and from a copy of the tree
@@ -145,35 +141,12 @@ def test_three_commands_fit_into_a_quarter_of_an_hour_and_every_other_job_into_n
     assert max(limits_s.values()) <= 540
 
 
-def test_every_way_of_sampling_is_measured(rows: dict[str, list[Row]]) -> None:
-    timed = [row["sampling"] for row in rows["decode"] if row["step"] == "decode"]
-    assert timed == ["greedy", "drawn", "filtered", "shaped", "logprobs"]
-
-
 def test_a_timing_refuses_uploads_of_its_inputs() -> None:
     double, numbers = jax.jit(lambda x: 2 * x), np.ones(8, np.float32)
     on_device = jax.device_put(numbers)
     assert timed(lambda: double(on_device), 0.001).seconds > 0
     with pytest.raises(jax.errors.JaxRuntimeError, match="host-to-device"):
         timed(lambda: double(numbers), 0.001)
-
-
-def test_a_part_sees_the_gpu_with_the_cpu_beside_it_and_the_flags_of_what_it_measures(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
-    for given, full, tiny in (("", "cuda,cpu", "cpu"), ("cuda", "cuda,cpu", "cpu"), ("cpu", "cpu", "cpu")):
-        monkeypatch.setenv("JAX_PLATFORMS", given)
-        assert [environment(GPU, "decode", small)["JAX_PLATFORMS"] for small in (False, True)] == [full, tiny]
-    flags = {name: environment(GPU, name, False)["XLA_FLAGS"].split() for name in PARTS}
-    assert "--xla_gpu_autotune_level=0" in flags["memcheck"]
-    assert "--xla_gpu_enable_command_buffer=" in flags["memcheck"]
-    graphs = {name for name in PARTS if "--xla_enable_command_buffers_during_profiling=true" in flags[name]}
-    assert graphs == PARTS.keys() - {"memcheck", *PEERS}
-    for name in PARTS:
-        assert flags[name][0] == "--xla_cpu_enable_fast_math=false"
-        assert flags[name][-1] == flags["decode"][-1]  # the same for all: it is part of the cache's keys
-        assert flags[name][-1].startswith("--xla_gpu_dump_autotune_results_to=")
 
 
 def test_what_is_missing_is_known_without_an_import_and_says_what_it_prevents(
@@ -262,15 +235,6 @@ def test_torch_times_products_and_a_whole_step() -> None:
         assert all(row["seconds"] > 0 for row in measured)
 
 
-def test_a_peer_is_skipped_by_the_name_of_what_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.suite.parts.installed_version", {"torch": "2.13.0"}.get)
-    assert suite(GPU, ["flashinfer", "--tiny", "--out", str(tmp_path)]) == 0
-    flashinfer = json.loads((tmp_path / "results.json").read_text())["parts"]["flashinfer"]
-    assert (flashinfer["status"], flashinfer["rows"]) == ("skipped", [])
-    assert flashinfer["error"].startswith("there is no flashinfer-python, no apache-tvm-ffi")
-    assert any(lack.what.startswith("flashinfer-python") and lack.prevents == "flashinfer" for lack in missing())
-
-
 def test_a_part_that_fails_is_recorded_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     checks = 'while [[ $1 == --* ]]; do shift 2; done; echo "========= COMPUTE-SANITIZER"; exec "$@"'
@@ -322,19 +286,3 @@ def fake_program(folder: Path, name: str, lines: str) -> str:
     program.write_text(f"#!/bin/bash\n{lines}\n")
     program.chmod(0o755)
     return f"{program.parent}:/usr/bin:/bin"
-
-
-def test_a_runner_has_the_same_pool_in_every_part_unless_memory_is_short() -> None:
-    used = {"bytes_in_use": 16 * GIB}
-    roomy, small = ({**used, "bytes_limit": limit * GIB} for limit in (72, 36))
-    assert pool_tokens(FULL, LLAMA_3_8B, roomy) == pool_tokens(FULL, LLAMA_3_8B, None) == FULL.pool_tokens
-    assert 0 < pool_tokens(FULL, LLAMA_3_8B, small) < FULL.pool_tokens
-
-
-def test_tiny_runs_give_no_figures(
-    tmp_path: Path, rows: dict[str, list[Row]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["gpu-report", report_file(tmp_path, rows, tiny=True)]) == 0
-    shown = capsys.readouterr().out
-    assert shown.count("not measured") == len(AIMS)
-    assert "gives no figure" in shown

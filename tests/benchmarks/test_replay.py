@@ -6,14 +6,12 @@ from contextlib import closing
 import pytest
 
 from benchmarks.replay import different, random_tokens, replay, resize_host, simulation
-from benchmarks.suite.scaled import scaled, scaled_sessions
 from jinfercept.errors import ConfigError
 from jinfercept.request import Request
 from jinfercept.sim.agent_sessions import ScriptedSession, ScriptedTurn
 from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.scripted import make_request
 from jinfercept.sim.session_clients import SessionLoad
-from jinfercept.sim.trace_files import load_sessions
 from jinfercept.sim.workload import Script, Segment
 from jinfercept.start.start import EngineSetup
 from tests.support.tiny_model import tiny_setup
@@ -75,19 +73,6 @@ def test_what_a_replay_recomputes_is_what_the_simulator_says(setup: EngineSetup)
     assert run.report["recomputed_tokens"] == pytest.approx(simulated["recomputed_tokens"], rel=0.1)
 
 
-def test_the_host_pool_is_as_large_as_asked(setup: EngineSetup) -> None:
-    assert setup.memory_plan.host_tokens == 320
-    assert resize_host(setup, 403).memory_plan.host_tokens == 400
-
-
-def test_what_is_unfinished_is_counted_and_given_up(setup: EngineSetup) -> None:
-    slow = Script("chat", 16, (Segment(4, 30.0, 5), Segment(4, None, 0)))
-    report = replay(setup, "copy_ahead", [*requests()[:2], (0.05, make_request(99, slow, WRITE))], WRITE, 0.5).report
-    assert report["unfinished"] == 1
-    assert report["simulated_s"] < 3.0
-    assert not setup.runner.kv.host
-
-
 def test_an_interrupt_leaves_nothing_behind(setup: EngineSetup) -> None:
     def interrupt(now: float, end: float) -> None:
         raise KeyboardInterrupt
@@ -105,18 +90,3 @@ def test_tokens_that_differ_are_named() -> None:
 def test_whole_prompts_are_refused_where_no_step_holds_them() -> None:
     with pytest.raises(ConfigError, match="chunked_prefill"):
         tiny_setup(kv_tokens=160, chunked_prefill=False, max_model_len=120, max_num_batched_tokens=64)
-
-
-def test_scaling_keeps_at_least_a_token_and_returns_nothing_where_nothing_was_returned() -> None:
-    script = Script("math", 40, (Segment(3, 2.0, 0), Segment(100, 5.0, 4), Segment(1, None, 0)))
-    [(at_s, small)] = scaled([Arrival(10.0, script)], 0.1, 0.5)
-    assert at_s == 5.0
-    assert small == Script("math", 4, (Segment(1, 1.0, 0), Segment(10, 2.5, 1), Segment(1, None, 0)))
-
-
-def test_the_trace_of_agents_ships_and_can_be_scaled() -> None:
-    sessions = load_sessions("agents")
-    assert len(sessions) == 36
-    small = scaled_sessions(sessions, 0.01, 0.1)
-    assert max(session.longest for session in small) < 4_100
-    assert all(turn.kept < turn.prompt for session in small for turn in session.turns)

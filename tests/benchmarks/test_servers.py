@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.agents import AgentCall, Scale, load_sessions, prompts_of
+from benchmarks.agents import AgentCall, prompts_of
 from benchmarks.foreign import weka_session
 from benchmarks.servers import Reply, child_server, complete, make_target
 from jinfercept.errors import ConfigError
@@ -28,13 +28,6 @@ def test_sessions_are_written_as_aiperf_reads_them(tmp_path: Path) -> None:
         (300, 6, 205, 1.5),
         (150, 7, 128, 2.0),
     ]
-
-
-def test_the_shipped_sessions_are_sixteen_of_fourteen_calls() -> None:
-    sessions = load_sessions(Scale(0.03, 0.05, 0.1))
-    assert [len(session) for session in sessions] == [14] * 16
-    assert all(300 < call.prompt < 2000 and call.new > 0 for session in sessions for call in session)
-    assert sum(call.kept is not None for session in sessions for call in session) < 2 * len(sessions)
 
 
 def test_a_prompt_goes_on_from_the_answer_or_from_what_the_history_kept() -> None:
@@ -80,25 +73,6 @@ def test_a_reply_has_the_tokens_and_the_counts_of_the_server_or_says_how_it_fail
 )
 def test_a_server_is_a_url_with_or_without_a_name(text: str, name: str, url: str) -> None:
     assert make_target(text, None, 1.0)[:2] == (name, url)
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ([], "give either a MODEL or --base-url"),
-        (["m", "--base-url", "http://a"], "give either a MODEL or --base-url"),
-        (["--base-url", "a:8000"], "--base-url is not a URL"),
-        (["--base-url", "http://a", "--base-url", "http://a"], "two servers have the same name"),
-        (["--base-url", "http://a", "--kv-tokens", "5"], "these flags need a server"),
-        (["--base-url", "http://127.0.0.1:9", "--timeout", "1"], "127.0.0.1:9 names no model"),
-        (["m", "--scale-prompts", "0"], "--scale-prompts is out of range"),
-    ],
-)
-def test_flags_of_agents_that_make_no_sense_are_refused(
-    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["agents", *flags]) == 2
-    assert message in capsys.readouterr().err
 
 
 def test_a_server_that_cannot_start_says_why() -> None:

@@ -13,7 +13,6 @@ from benchmarks.__main__ import main
 from benchmarks.suite.child import part
 from benchmarks.suite.models import LLAMA_3_2_3B
 from benchmarks.suite.sizes import GIB
-from benchmarks.suite.suite import environment
 from benchmarks.suite.suite import main as suite
 from benchmarks.suite.trace import plane_events
 from benchmarks.tpu_suite.kind import LARGE, ON_CPU, SMALL, TPU, full
@@ -43,14 +42,6 @@ def test_all_parts_run_at_tiny_shapes(tmp_path: Path) -> None:
     assert [(row["implementation"], row.get("ok")) for row in rows["experts"]] == [("gmm", True), ("xla", None)]
     assert not any("error" in row for name in ("kernels", "experts") for row in rows[name])
     assert not (tmp_path / "autotune.tar").exists()
-
-
-def test_its_parts_have_no_flags_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XLA_FLAGS", "")
-    monkeypatch.setenv("JAX_PLATFORMS", "")
-    for name in TPU.parts:
-        variables = environment(TPU, name, tiny=False)
-        assert (variables["XLA_FLAGS"], variables["JAX_PLATFORMS"]) == ("", "tpu,cpu")
 
 
 def test_sizes_fit_the_memory_of_a_chip(monkeypatch: pytest.MonkeyPatch) -> None:

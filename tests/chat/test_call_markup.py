@@ -13,7 +13,7 @@ from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.engine.rendering import CHARS_PER_TOKEN
 from jinfercept.errors import RequestError
 from jinfercept.hooks import BadFrame, TrapFrame
-from tests.support.sample_tokenizers import byte_backend, ended, smollm2
+from tests.support.sample_tokenizers import byte_backend, ended
 
 TOOLS = {"f": Tool(str, name="f"), "short": Tool(str, name="short", max_result_tokens=3, calls="sync")}
 PARAMETERS = {"f": ["x", "y"], "short": []}
@@ -71,13 +71,6 @@ def test_tokens_that_span_delimiters_make_no_difference() -> None:
     assert [type(item) for item in calls_of(tokenizer, STREAM)[0]] == [
         type(item) for item in calls_of(tokenizer, STREAM, single)[0]
     ]
-
-
-def test_with_the_vocabulary_of_a_real_model() -> None:
-    items, cleans = calls_of(smollm2(), STREAM)
-    assert [getattr(item, "id", "trap") for item in items] == ["1", "b", "trap", "trap"]
-    assert cleans.count(True) > 3
-    assert not cleans[-1]
 
 
 def test_what_calls_no_tool_is_a_mistake_that_says_why() -> None:

@@ -62,15 +62,6 @@ def test_every_one_of_several_outputs_runs_its_own_calls(make_scripted: Make) ->
         assert answer["content"] == "Done."
 
 
-def test_every_one_of_several_outputs_may_end_in_calls_for_the_caller(make_scripted: Make) -> None:
-    declared = {"name": "buy", "parameters": {"type": "object", "properties": {"item": {"type": "string"}}}}
-    params = SamplingParams(temperature=1.0, max_tokens=400, n=2, seed=1)
-    call = '<tool_call>\n{"name": "buy", "arguments": {"item": "lamp"}}\n</tool_call>'
-    completions = answered(make_scripted(QWEN), call, "<|im_end|>", params=params, tools=[declared])
-    assert [completion.finish_reason for completion in completions] == ["tool_calls"] * 2
-    assert len({completion.messages[-1]["tool_calls"][0]["id"] for completion in completions}) == 2
-
-
 @pytest.mark.parametrize("n", [1, 2])
 def test_a_chat_answers_in_the_structure_that_is_asked_for(make_scripted: Make, n: int) -> None:
     scripted = make_scripted(PLAIN)

@@ -4,8 +4,6 @@ from typing import Any
 
 import pytest
 
-from jinfercept.errors import RequestError
-from jinfercept.events import CallStarted, Content, Reasoning
 from jinfercept.outputs import CompletionOutput, RequestOutput
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.structured_outputs import StructuredOutputsParams
@@ -57,13 +55,6 @@ def test_every_turn_has_its_reasoning_beside_its_content(make_scripted: Make) ->
     assert scripted.tokenizer.decode(completion.token_ids, skip_special_tokens=False) == written
 
 
-def test_a_call_behind_reasoning_that_never_closes_is_run(make_scripted: Make) -> None:
-    written = f"<think>\nI need it.\n{CALL}{READ}<think>\nSo 23.\n</think>\n\n23 it is.{END}"
-    called, _, answer = only(ask(make_scripted(QWEN3), written, tools=[price])).messages
-    assert (called["reasoning_content"], called["content"], len(called["tool_calls"])) == ("I need it.", "", 1)
-    assert answer["content"] == "23 it is."
-
-
 def test_a_prompt_may_open_the_reasoning_of_every_turn(make_scripted: Make) -> None:
     scripted = make_scripted(QWEN3_OPENED)
     written = f"I might {CALL} it.\n</think>\n\n{CALL}{READ}<think>\nSo 23.\n</think>\n\n23 it is.{END}"
@@ -76,20 +67,6 @@ def test_where_thinking_is_off_marks_are_text_but_for_a_closing_one_at_the_begin
     scripted = make_scripted(QWEN3)
     completion = only(ask(scripted, f"</think>23.</think>{END}", chat_template_kwargs={"enable_thinking": False}))
     assert completion.messages == ({"role": "assistant", "content": "23.</think>"},)
-
-
-def test_without_a_parser_reasoning_is_content(make_scripted: Make) -> None:
-    scripted = make_scripted(QWEN3)
-    completion = only(ask(scripted, f"<think>\nHm.\n</think>\n\n23.{END}", reasoning_parser=None))
-    assert completion.messages == ({"role": "assistant", "content": "<think>\nHm.\n</think>\n\n23."},)
-
-
-def test_a_parser_can_be_named(make_scripted: Make) -> None:
-    scripted = make_scripted(QWEN3)
-    completion = only(ask(scripted, f"Hm.</think>23.{END}", reasoning_parser="deepseek_r1"))
-    assert completion.messages == ({"role": "assistant", "content": "23.", "reasoning_content": "Hm."},)
-    with pytest.raises(RequestError, match=r"one of auto, none \(in Python None\), qwen3"):
-        scripted.llm.chat(QUESTION, reasoning_parser="gpt")
 
 
 def test_what_was_thought_renders_to_the_very_tokens_that_were_computed_until_the_next_question(
@@ -120,21 +97,6 @@ def test_a_client_may_give_reasoning_back_as_it_likes(make_scripted: Make, turn:
     assert prompt.endswith("<|im_start|>assistant\n<think>\nHm.\n</think>\n\n23.<|im_end|>\n")
 
 
-def test_a_stream_says_what_is_reasoning_and_which_output_it_belongs_to(make_scripted: Make) -> None:
-    scripted = make_scripted(QWEN3)
-    params = SamplingParams(temperature=1.0, max_tokens=400, n=2, seed=1)
-    written = f"<think>\nA lamp.\n</think>\n\nWell.\n{CALL}{READ}<think>\nSo 23.\n</think>\n\n23 it is.{END}"
-    scripted.follow(prompt_of(scripted, tools=[price]) + written)
-    events = list(scripted.llm.stream(QUESTION, params, tools=[price]))
-    ids = dict.fromkeys(event.request_id for event in events)
-    assert len(ids) == 2
-    for name in ids:
-        own = [event for event in events if event.request_id == name]
-        assert "".join(event.text for event in own if isinstance(event, Reasoning)) == "A lamp.So 23."
-        assert "".join(event.text for event in own if isinstance(event, Content)) == "Well.23 it is."
-    assert len({event.id for event in events if isinstance(event, CallStarted)}) == 2
-
-
 @pytest.mark.parametrize(
     ("template", "written"),
     [
@@ -158,13 +120,6 @@ def test_what_was_asked_for_comes_though_the_model_would_end_within_its_reasonin
     completion = only(ask(scripted, f"Hm.{END}", params))
     assert completion.finish_reason == "length"
     assert completion.messages[-1]["content"] == ""
-
-
-def test_without_thinking_or_a_parser_structured_outputs_begin_at_once(make_scripted: Make) -> None:
-    params = SamplingParams(temperature=0.0, max_tokens=100, structured_outputs=JSON)
-    for options in ({"chat_template_kwargs": {"enable_thinking": False}}, {"reasoning_parser": None}):
-        completion = only(ask(make_scripted(QWEN3), '{"price": 23}' + END, params, **options))
-        assert completion.text == '{"price": 23}'
 
 
 def test_every_turn_of_calls_has_reasoning_and_what_was_asked_for(make_scripted: Make) -> None:

@@ -208,20 +208,6 @@ def test_after_the_last_round_no_more_calls_are_run(make_scripted: Make) -> None
     assert len(output.interceptions) == 1
 
 
-def test_a_declared_tool_without_a_function_is_the_callers_to_run(make_scripted: Make) -> None:
-    scripted = make_scripted(QWEN)
-    declared = {"name": "buy", "parameters": {"type": "object", "properties": {"item": {"type": "string"}}}}
-    buy = CALL.replace("price", "buy")
-    output = ask(scripted, CALL, result("23"), "Buying.\n" + buy, END, tools=[price, declared])
-    completion = output.outputs[0]
-    assert (completion.finish_reason, completion.stop_reason) == ("tool_calls", None)
-    assert completion.messages[-1]["content"] == "Buying."
-    [call] = completion.messages[-1]["tool_calls"]
-    assert json.loads(call["function"]["arguments"]) == {"item": "lamp"}
-    answered = [*QUESTION, *completion.messages, {"role": "tool", "tool_call_id": call["id"], "content": "bought"}]
-    assert "<tool_response>\nbought\n</tool_response>" in prompt_of(scripted, answered, [price, declared])
-
-
 def test_conversations_without_tools_are_answered_together(make_scripted: Make) -> None:
     scripted = make_scripted(PLAIN)
     conversations = [[{"role": "user", "content": text}] for text in ("Hi", "Good morning")]
@@ -239,17 +225,6 @@ def test_text_that_stands_in_markup_is_read_without_tools(make_scripted: Make) -
     thought, answer = "<|channel|>analysis<|message|>Hm.<|end|>", "<|start|>assistant<|channel|>final<|message|>Hi!"
     output = ask(scripted, thought, answer, END, tools=())
     assert output.outputs[0].messages == ({"role": "assistant", "content": "Hi!", "reasoning_content": "Hm."},)
-
-
-def test_what_a_person_sees_ends_where_the_text_does_with_min_tokens_and_a_stop_string(make_scripted: Make) -> None:
-    scripted = make_scripted(QWEN)
-    scripted.follow()
-    [first] = scripted.llm.chat(QUESTION, SamplingParams(max_tokens=1, temperature=0.0))
-    scripted.follow(f"{first.prompt}a;<|im_start|>b;c;<|im_end|>")
-    params = SamplingParams(temperature=0.0, max_tokens=50, min_tokens=5, stop=";")
-    [output] = scripted.llm.chat(QUESTION, params)
-    assert (output.outputs[0].text, output.outputs[0].stop_reason) == ("a;b;c", ";")
-    assert output.outputs[0].messages == ({"role": "assistant", "content": "a;b;c"},)
 
 
 def test_what_cannot_be_a_chat_says_what_got_and_fix(make_scripted: Make) -> None:

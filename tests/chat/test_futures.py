@@ -14,7 +14,7 @@ from jinfercept.engine.current_call import CURRENT_CALL
 from jinfercept.errors import RequestError
 from jinfercept.events import Intercepted
 from jinfercept.hooks import SharedLimit
-from tests.chat.test_chats import CALL, END, GREEDY, QUESTION, ask, price, result
+from tests.chat.test_chats import CALL, END, QUESTION, ask, price, result
 from tests.support.chat_templates import QWEN
 from tests.support.scripted_model import Make
 
@@ -176,20 +176,6 @@ def test_calls_of_one_turn_run_in_the_mode_of_their_tools(make_scripted: Make) -
         assert output.outputs[0].messages[-1]["content"] == "26."
         assert met == [together] * 2
         met.clear()
-
-
-def test_options_of_asynchronous_calls_reach_a_stream_of_either_kind(make_scripted: Make) -> None:
-    scripted, (tool, go) = make_scripted(QWEN), slow()
-    go.set()
-    written = [CALL, result(placeholder(1)), "Meanwhile.", result("23"), "It costs 23.", END]
-    plain = Tool(tool.function, name="price")
-    ask(scripted, *written, tools=[plain], async_calls=AsyncCalls())
-    kinds = [type(event) for event in scripted.llm.stream(QUESTION, GREEDY, tools=[plain], async_calls=AsyncCalls())]
-    assert kinds.count(Intercepted) == 2
-    with pytest.raises(RequestError, match="chat options need messages"):
-        scripted.llm.stream("a", async_calls=AsyncCalls(), max_rounds=1)
-    with pytest.raises(RequestError, match="async_calls are AsyncCalls"):
-        scripted.llm.chat(QUESTION, async_calls="yes")  # pyright: ignore
 
 
 def test_the_name_of_the_tool_that_waits_is_taken(make_scripted: Make) -> None:

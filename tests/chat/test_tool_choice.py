@@ -119,13 +119,6 @@ def test_every_fork_has_to_call(make: Make) -> None:
         assert called(completion)
 
 
-def test_a_call_that_the_caller_runs_ends_the_output(make: Make) -> None:
-    [completion] = answers(make(QWEN), RANDOM, tools=[DECLARED], tool_choice="required", parallel_tool_calls=False)
-    assert completion.finish_reason == "tool_calls"
-    [call] = completion.messages[-1]["tool_calls"]
-    assert json.loads(call["function"]["arguments"])["item"] in ("lamp", "pen")
-
-
 def test_what_has_to_be_called_is_called_behind_the_reasoning(make: Make) -> None:
     written = "<think>\nNot yet.\n</think>\n\n"
     options: dict[str, Any] = {"tool_choice": "required", "reasoning_parser": "auto", "tools": [DECLARED]}
@@ -144,13 +137,6 @@ def test_the_form_of_the_answer_is_asked_of_later_turns(make: Make) -> None:
     assert called(completion)
     assert completion.messages[-1]["content"] in ("23", "46")
     assert completion.finish_reason == "stop"
-
-
-def test_none_reads_of_the_tools_and_calls_nothing(make_scripted: Make) -> None:
-    scripted = make_scripted(QWEN)
-    [completion] = answers(scripted, GREEDY, written=CALL + END, tool_choice="none")  # behind the same prompt
-    assert (completion.finish_reason, completion.interceptions) == ("stop", ())
-    assert completion.messages == ({"role": "assistant", "content": CALL},)
 
 
 def test_without_parallel_calls_the_first_of_a_turn_is_taken(make_scripted: Make) -> None:
@@ -298,19 +284,6 @@ def take(constraint: Constraint, tokenizer: Tokenizer, text: str) -> None:
 
 
 @pytest.mark.parametrize("marks", [[], MARKS[:2]])
-def test_anything_but_the_end_may_be_thought(marks: list[str]) -> None:
-    tokenizer = tokenizer_of(marks)
-    matcher = constraint(tokenizer, "thinking")
-    assert len(may_come(matcher, tokenizer)) == len({tokenizer.token_text(i) for i in range(tokenizer.vocab_size)}) - 1
-    take(matcher, tokenizer, "x {<th</thi</think>")
-    assert may_come(matcher, tokenizer) == BEGINNINGS
-    assert not matcher.ended
-    take(matcher, tokenizer, "abc")
-    assert matcher.ended
-    assert may_come(matcher, tokenizer) == {"<end>"}
-
-
-@pytest.mark.parametrize("marks", [[], MARKS[:2]])
 @pytest.mark.parametrize("regex", ["<tag>|[a-c]{3}", "[a-c]{3}"])
 def test_a_turn_that_may_begin_with_either_goes_on_as_it_began(marks: list[str], regex: str) -> None:
     tokenizer = tokenizer_of(marks)
@@ -331,9 +304,3 @@ def test_text_in_the_token_that_closes_the_reasoning_is_the_answers() -> None:
         [token] = [i for i in range(tokenizer.vocab_size) if tokenizer.token_text(i) == text]
         matcher.accept(token)
         assert may_come(matcher, tokenizer) == follows
-
-
-def test_every_turn_begins_as_its_prompt_says() -> None:
-    tokenizer = tokenizer_of([])
-    assert may_come(constraint(tokenizer, "thinking", "answering", turns=2), tokenizer) == BEGINNINGS
-    assert len(may_come(constraint(tokenizer, "answering", "thinking", turns=2), tokenizer)) > 100

@@ -72,36 +72,6 @@ def test_the_follow_up_begins_with_the_context_of_the_call(make_scripted: Make, 
     assert f"assistant\n{CALL}\n{pen}{END}\n<|im_start|>user\n{response}{END}\n" in both
 
 
-@TEMPLATES
-def test_a_function_is_run_and_its_result_is_read(make_scripted: Make, template: str) -> None:
-    scripted = make_scripted(template)
-    options: Any = {"tool_choice": "required", "parallel_tool_calls": False}
-    before = prompt_of(scripted, QUESTION, [price], **options) + CALL + END
-    after = f"{before}\n<|im_start|>user\n<tool_response>\nlamp: 23\n</tool_response>{END}\n<|im_start|>assistant\n"
-    scripted.follow(after + "It costs 23." + END)
-    [output] = scripted.llm.chat(QUESTION, GREEDY, tools=[price], **options)
-    [completion] = output.outputs
-    assert completion.messages[-1]["content"] == "It costs 23."
-
-
-@TEMPLATES
-@pytest.mark.parametrize("words", ["", "Let me see.\n"])
-def test_the_model_may_answer_or_call(make_scripted: Make, template: str, words: str) -> None:
-    scripted = make_scripted(template)
-    before = prompt_of(scripted, QUESTION, [price])
-    assert "# Tools\n" in before
-    assert before == prompt_of(scripted, QUESTION, [price], tool_choice="required")
-    after = f"{words}{CALL}{END}\n<|im_start|>user\n<tool_response>\nlamp: 23\n</tool_response>{END}\n<|im_start|>assistant\n"
-    scripted.follow(f"{before}{after}It costs <b>23</b>: {{}}{END}")
-    [output] = scripted.llm.chat(QUESTION, GREEDY, tools=[price])
-    [completion] = output.outputs
-    assert [message["content"] for message in completion.messages] == [
-        words.strip(),
-        "lamp: 23",
-        "It costs <b>23</b>: {}",
-    ]
-
-
 def test_a_call_is_as_its_schema_says_where_that_can_be_enforced(make_scripted: Make) -> None:
     scripted = make_scripted(PLAIN)
     strange = {"name": "strange", "parameters": {"properties": {"x": {"not": {"type": "string"}}}}}

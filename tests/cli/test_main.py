@@ -13,7 +13,6 @@ from jinfercept import __version__
 from jinfercept.cli.demo import PRICES, calculator, prompts, shop
 from jinfercept.cli.main import COMMANDS, main
 from jinfercept.vllm_names import NAMES
-from tests.models.test_variants import VARIANTS, write
 from tests.support.tiny_model import GOLDEN
 
 
@@ -203,27 +202,6 @@ def test_flags_of_vllm_for_which_there_is_nothing_to_do_are_taken_and_said_once(
     assert told == [flag.split()[0] for flag in shown]
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["-pp", "2"], "every device has all layers; got --pipeline-parallel-size 2; fix: leave it out, or give 1"),
-        (["--task", "embed"], "a server generates; got --task embed; fix: leave it out, or give auto or generate"),
-        (["--tokenizer-mode"], "the tokenizer is the model's; got --tokenizer-mode"),
-        (
-            ["--num-gpu-blocks-override=9"],
-            "this flag has another name in jinfercept; got --num-gpu-blocks-override; fix: --kv-tokens",
-        ),
-        (["--revision", "main"], "fix: part of the model's name: owner/name@revision"),
-    ],
-)
-def test_flags_of_vllm_that_ask_for_something_else_are_refused(
-    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["serve", "m", *flags])
-    assert message in capsys.readouterr().err
-
-
 def test_the_package_is_the_command() -> None:
     done = subprocess.run([sys.executable, "-m", "jinfercept", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == f"jinfercept {__version__}\n"
@@ -300,27 +278,6 @@ def test_each_of_several_devices_takes_a_part_and_kv_heads_that_are_too_few_are_
     assert "each of 2 stored 2 times" in each
     assert "stored" not in alone
     assert "bfloat16, on each of 4 devices" in each
-
-
-def test_a_longrope_says_how_long_sequences_may_be_with_its_long_factors(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    variant = VARIANTS["longrope of phi3"]
-    directory = write(variant["base"], tmp_path / "model", variant["changes"], variant["added"])
-    assert "64, up to 128 with --max-model-len" in shown(capsys, str(directory))
-
-
-@pytest.mark.parametrize(("longest", "kept"), [(128, True), (79, False)])
-def test_layers_keep_their_windows_only_where_they_have_a_pool_of_their_own(
-    longest: int, kept: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """By default they have one from four windows of 20 tokens on."""
-    monkeypatch.setenv("COLUMNS", "200")
-    variant = "gemma2", tmp_path / "model", {"max_position_embeddings": longest}, {}
-    told = shown(capsys, str(write(*variant)))
-    assert "1 of 2 see 20 tokens" in told
-    assert ("for the last 20 tokens only" in told) == kept
 
 
 @pytest.mark.parametrize(

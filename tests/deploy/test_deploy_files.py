@@ -244,7 +244,6 @@ def test_the_signal_before_the_time_limit_reaches_the_server(environment: dict[s
 FILE = ROOT / "deploy" / "Containerfile"
 TEXT = re.sub(r"\\\n", " ", FILE.read_text(encoding="utf-8"))
 LINES = [line for line in TEXT.splitlines() if line and not line.startswith("#")]
-PACKAGE = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
 def arguments(instruction: str) -> list[str]:
@@ -270,18 +269,3 @@ def test_the_last_stage_runs_a_command_that_exists_as_another_user_than_root() -
     assert "JINFERCEPT_CACHE=/var/cache/jinfercept" in TEXT
     with pytest.raises(SystemExit):
         parse_command_line(PROG, COMMANDS, ["serve", "smollm2-135m", "--no-such-flag"])
-
-
-def test_extras_and_copied_files_are_those_of_the_package() -> None:
-    extras = PACKAGE["project"]["optional-dependencies"]
-    [given] = [line.removeprefix("EXTRAS=") for line in arguments("ARG") if line.startswith("EXTRAS=")]
-    accelerators = set(re.findall(r"\bcuda\d+\b", TEXT))
-    assert {*given.split(","), *accelerators} <= extras.keys()
-    assert accelerators == {name for name in extras if name.startswith("cuda")}
-    copied = {word for line in arguments("COPY") if "--from" not in line for word in line.split()[:-1]}
-    wanted = {"pyproject.toml", PACKAGE["project"]["readme"], *PACKAGE["project"]["license-files"]}
-    assert wanted | set(PACKAGE["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]) <= copied
-    ignore = FILE.with_name("Containerfile.dockerignore").read_text(encoding="utf-8").splitlines()
-    assert ignore[0] == "*"
-    assert {line.removeprefix("!") for line in ignore if line.startswith("!")} == copied
-    assert all((ROOT / name).exists() for name in copied)

@@ -178,31 +178,9 @@ def test_the_last_of_a_session_goes_on_from_it_and_is_not_kept() -> None:
     assert engine.num_retained == 0
 
 
-def test_an_id_may_be_used_again_while_its_context_is_kept() -> None:
-    engine = make_engine(policy("copy_ahead"), num_pages=40)
-    [first] = served(engine, ask("a", [1] * 10, follow_up=FollowUp("s")))
-    [second] = served(engine, ask("a", [1] * 10, follow_up=FollowUp("s")))
-    assert stream(first) == stream(second)
-    assert engine.num_retained == 1
-
-
 def test_under_preserve_nothing_is_kept() -> None:
     engine = make_engine(policy("preserve"), num_pages=40)
     run_all(engine, [ask("a", [1] * 10, follow_up=FollowUp("s"))])  # no claim is left
-    assert engine.num_retained == 0
-
-
-@pytest.mark.parametrize("reason", ["abort", "error"])
-def test_what_ends_by_force_is_not_kept(reason: str) -> None:
-    engine = make_engine(policy("copy_ahead"), num_pages=40)
-    engine.submit(ask("a", [1] * 10, 30, follow_up=FollowUp("s")))
-    for _ in range(3):
-        engine.step()
-    if reason == "abort":
-        engine.abort("a")
-    else:
-        fail_next_step(engine)
-    engine.step()
     assert engine.num_retained == 0
 
 

@@ -1,6 +1,5 @@
 """Constrained requests on a runner whose KV is the tokens: a constraint is told of every token of its text, once, in order."""
 
-import random
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -26,7 +25,6 @@ from tests.support.fake_engine import (
     make_engine,
     next_token,
     run_all,
-    sampled_depths,
 )
 from tests.support.fake_runner import FakeForward
 
@@ -167,47 +165,6 @@ def check(outputs: dict[str, RequestOutput], requests: list[Request], limit: int
     for constrained, completion in zip(requests, completions, strict=True):
         assert (completion.token_ids, completion.finish_reason) == alone(constrained, limit)
     return completions
-
-
-def draw(seed: int) -> list[Request]:
-    """Requests of which half are constrained; calls anywhere, many prompts in common."""
-    rng = random.Random(seed)
-    shared = tuple(rng.randrange(VOCAB) for _ in range(20))
-    requests = []
-    for number in range(rng.choice([2, 6, 10])):
-        least = rng.randrange(1, 12)
-        calls = {
-            rng.randrange(1, 15): [rng.randrange(VOCAB) for _ in range(rng.choice([0, 1, 6]))]
-            for _ in range(rng.randrange(4))
-        }
-        requests.append(
-            request(
-                f"{number}",
-                Counting(least, least + rng.randrange(8), rng.random() < 0.3) if rng.random() < 0.6 else None,
-                rng.choice([None, calls, calls]),
-                prompt=(*shared[: rng.randrange(1, 20)], number),
-                max_tokens=rng.randrange(1, 24),
-                ignore_eos=rng.random() < 0.3,
-                stop_token_ids=rng.choice([(), (90,)]),
-            )
-        )
-    return requests
-
-
-@pytest.mark.parametrize(("policy", "depth"), sampled_depths())
-def test_constrained_requests_write_what_they_write_alone(policy: str, depth: int) -> None:
-    reasons, preempted = set(), 0
-    for seed in range(12):
-        requests, host = draw(seed), seed % 3 * 4
-        engine = engine_of(policy, num_pages=10, num_host_pages=host, chunk_tokens=seed % 3 * 5 + 1, depth=depth)
-        completions = check(run_all(engine, requests), requests, limit=40)
-        preempted += engine.scheduler.counters.preemptions
-        reasons |= {
-            (constrained.grammar is None, done.finish_reason)
-            for constrained, done in zip(requests, completions, strict=True)
-        }
-    assert len(reasons) == 4
-    assert preempted > 0
 
 
 @DEPTHS

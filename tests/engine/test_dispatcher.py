@@ -88,20 +88,8 @@ def is_late(arguments: str) -> str:
     return "too late"
 
 
-async def fails_async(arguments: str) -> str:
-    raise ValueError(f"cannot compute {arguments}")
-
-
 async def exits_async(arguments: str) -> str:
     sys.exit("the tool leaves")
-
-
-async def interrupts_async(arguments: str) -> str:
-    raise KeyboardInterrupt
-
-
-async def cancels_itself(arguments: str) -> str:
-    raise asyncio.CancelledError
 
 
 async def hangs_async(arguments: str) -> str:
@@ -134,28 +122,6 @@ async def answers(arguments: str) -> str:
 def test_any_value_becomes_a_text(value: object, text: str, status: str) -> None:
     result = ask(lambda arguments: value)
     assert (result.text[: len(text) or 1], result.status, result.token_ids) == (text, status, None)
-
-
-def test_token_ids_are_handed_on_as_they_are() -> None:
-    assert ask(lambda arguments: [3, -1, 10**9]).token_ids == (3, -1, 10**9)
-
-
-@pytest.mark.parametrize(
-    ("function", "text"),
-    [
-        (fails, "error: ValueError: cannot compute x"),
-        (exits, "error: SystemExit: the tool leaves"),
-        (dies, "error: Deadly"),
-        (fails_async, "error: ValueError: cannot compute x"),
-        (exits_async, "error: SystemExit: the tool leaves"),
-        (interrupts_async, "error: KeyboardInterrupt"),
-        (cancels_itself, "error: CancelledError"),
-    ],
-)
-def test_whatever_a_tool_raises_is_its_result(function: Callable[[str], object], text: str) -> None:
-    result = ask(function)
-    assert result.text.startswith(text)
-    assert result.status == "error"
 
 
 def test_a_result_after_the_deadline_is_thrown_away() -> None:
@@ -214,14 +180,6 @@ def test_an_async_function_is_cancelled_when_its_result_is_no_longer_needed(time
     service.dispatcher.close()
 
 
-def test_a_function_that_itself_gives_up_in_time_times_out() -> None:
-    def impatient(arguments: str) -> str:
-        raise TimeoutError("nobody answered")
-
-    result = ask(impatient)
-    assert (result.text, result.status) == ("error: TimeoutError: nobody answered", "timeout")
-
-
 def test_a_function_knows_whose_call_it_is() -> None:
     service = Service()
 
@@ -245,17 +203,6 @@ def test_a_cancelled_request_may_call_again_under_the_same_id() -> None:
     assert service.results(1)["r"][0].text == "of the second"
 
 
-def test_thousands_of_calls_return_once_each() -> None:
-    service = Service()
-    for number in range(2000):
-        service.call(f"r{number}", answers if number % 2 else len)
-    done = service.results(2000)
-    assert {results[0].text for results in done.values()} == {"async x", "1"}
-    assert service.dispatcher.poll() == []
-    assert service.dispatcher.next_s() is None
-    service.dispatcher.close()
-
-
 def test_a_machine_out_of_threads_is_an_error_that_the_model_can_read(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_thread(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -263,25 +210,6 @@ def test_a_machine_out_of_threads_is_an_error_that_the_model_can_read(monkeypatc
     monkeypatch.setattr(threading.Thread, "start", no_thread)
     result = ask(len)
     assert (result.text, result.status) == ("error: RuntimeError: can't start new thread", "error")
-
-
-def test_closing_stops_the_event_loop_and_forgets_what_is_called() -> None:
-    started = threading.Event()
-
-    async def hangs_after_a_start(arguments: str) -> None:
-        started.set()
-        await asyncio.sleep(LONG_S)
-
-    before = set(threading.enumerate())
-    service = Service()
-    service.call("hangs", hangs_after_a_start)
-    assert started.wait(60)
-    (loop_thread,) = [thread for thread in set(threading.enumerate()) - before if thread.name == "jinfercept-calls"]
-    service.dispatcher.close()
-    service.dispatcher.close()
-    loop_thread.join(60)
-    assert not loop_thread.is_alive()
-    assert service.dispatcher.poll() == []
 
 
 def characters(text: str) -> list[int]:

@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 
 from jinfercept.calls import Call, Result, Tool
-from jinfercept.chat.detector import ScriptedDetector, StopStringDetector
+from jinfercept.chat.detector import ScriptedDetector
 from jinfercept.engine.admission import check_request
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.session import random_key
 from jinfercept.errors import RequestError
-from jinfercept.events import Finished, Intercepted, Resumed, Token
+from jinfercept.events import Finished, Token
 from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan import StepPlan, StepResult
 from jinfercept.sched.policy import preserve
 from jinfercept.sched.scheduler import Scheduler
-from tests.support.engine_requests import DEPTHS, only, request, serve, until
+from tests.support.engine_requests import DEPTHS, only, request, serve
 from tests.support.fake_engine import (
     POLICIES,
     VOCAB,
@@ -129,38 +129,6 @@ def test_a_result_that_finds_no_room_at_all_is_empty() -> None:
 # -- calls -------------------------------------------------------------------------------------------------------------
 
 
-@DEPTHS
-def test_several_calls_of_one_turn_return_together_in_order(depth: int) -> None:
-    calls = [Call("tool", "1,2"), Call("tool", ""), Call("tool", "3")]
-    engine = serve(preserve(), latency=lambda call: float(len(call.arguments)), num_pages=9, depth=depth)
-    engine.submit(request("a", [1], 4, detector=ScriptedDetector({2: calls})))
-    events = until(engine, lambda: not engine.has_work)
-    (paused,) = [event for event in events if isinstance(event, Intercepted)]
-    (resumed,) = [event for event in events if isinstance(event, Resumed)]
-    assert [call.arguments for call in paused.calls] == ["1,2", "", "3"]
-    assert resumed.token_ids == (1, 2, 3)
-    assert [result.token_ids for result in resumed.results] == [(1, 2), (), (3,)]
-    (output,) = [event.output.outputs[0] for event in events if isinstance(event, Finished)]
-    assert output.interceptions[0].span == (2, 5)
-    assert output.interceptions[0].duration_s >= 3
-
-
-def test_events_tell_the_whole_stream_in_order() -> None:
-    engine = serve(preserve(), num_pages=9)
-    engine.submit(request("a", [1], 5, {2: [7, 8], 3: []}))
-    stream: list[int] = []
-    kinds = []
-    for event in until(engine, lambda: not engine.has_work):
-        kinds.append(type(event).__name__[0])
-        if isinstance(event, Token):
-            stream.append(event.token_id)
-        elif isinstance(event, Resumed):
-            stream += event.token_ids
-        elif isinstance(event, Finished):
-            assert event.output.outputs[0].token_ids == stream
-    assert "".join(kinds) == "TTIRTIRTTF"
-
-
 @pytest.mark.parametrize(("policy", "use"), [("preserve", (11, 0, 0)), ("swap", (0, 11, 0)), ("discard", (0, 0, 11))])
 def test_an_interception_tells_what_became_of_the_context(policy: str, use: tuple[int, int, int]) -> None:
     engine = serve(POLICIES[policy](), latency=lambda call: 1.0, num_pages=9, num_host_pages=9)
@@ -236,50 +204,6 @@ def test_without_a_tokenizer_a_text_adds_no_tokens() -> None:
     engine = serve(preserve(), answer=lambda call: Result("a text"), num_pages=40)
     output = only(run_all(engine, [request("a", [1], 4, {2: [0]})]))
     assert output.token_ids == undisturbed([1], 4)
-
-
-class Letters:
-    """A text of one letter per token, without stop strings."""
-
-    def __init__(self) -> None:
-        self.last_raw = ""
-        self.stopped: str | None = None
-        self.hidden = frozenset[int]()
-        self.half_character = False
-        self.text = ""
-
-    def add(self, token_id: int) -> str:
-        self.last_raw = decoded([token_id])
-        self.text += self.last_raw
-        return self.last_raw
-
-    def inject(self, token_ids: list[int]) -> str:
-        self.last_raw = ""
-        self.text += decoded(token_ids)
-        return decoded(token_ids)
-
-    def finish(self) -> str:
-        return ""
-
-
-@DEPTHS
-def test_calls_are_found_in_what_the_model_writes_and_not_in_what_tools_return(depth: int) -> None:
-    stream = undisturbed([1], 8)
-    start, stop = decoded(stream[1:3]), decoded(stream[4:5])
-    tool = Tool(str, name="t", start=start, stop=stop)
-    engine = serve(
-        preserve(),
-        answer=lambda call: Result(start + "inside" + stop),
-        num_pages=40,
-        depth=depth,
-        open_text=lambda single: Letters(),
-        **texts(""),
-    )
-    single = request("a", [1], 5, detector=StopStringDetector([tool]), tools={"t": tool})
-    output = only(run_all(engine, [replace(single, params=replace(single.params, max_tokens=8))]))
-    assert output.interceptions[0].calls == (Call("t", decoded(stream[3:4]), (1, 5)),)
-    assert output.text == decoded(output.token_ids)
-    assert output.text[5:].startswith(start + "inside" + stop)
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
@@ -368,12 +292,6 @@ def test_an_arrival_is_in_the_plan_behind_the_step_that_runs_only_while_a_tenant
 
 def check(ids: Sequence[int], **fields: Any) -> None:
     check_request(Request("request", ids, SamplingParams(), **fields), 10, 100)
-
-
-@pytest.mark.parametrize("ids", [(0, 9), [0, 9], array("i", [0, 9])])
-def test_any_sequence_of_ids_is_a_prompt(ids: Sequence[int]) -> None:
-    check(ids)
-    check(ids, ids_below=10)
 
 
 @pytest.mark.parametrize("ids", [(10,), [-1], array("i", [10]), array("i", [0, -1]), (1.0,)])

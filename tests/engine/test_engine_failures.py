@@ -179,13 +179,6 @@ def test_a_step_that_fails_raises_with_the_outputs_that_are_complete(llm: LLM) -
         assert len(llm.generate(PROMPT, SHORT)) == 1  # the engine has recovered by itself
 
 
-def test_of_a_prompt_with_several_outputs_all_have_to_be_complete(llm: LLM) -> None:
-    several = SamplingParams(n=3, seed=0, max_tokens=60, ignore_eos=True)
-    with failing_steps(after=12), pytest.raises(EngineError) as raised:
-        llm.generate([PROMPT, PROMPT], [several, SHORT])
-    assert [output is None for output in raised.value.outputs] == [True, False]
-
-
 def test_a_stream_ends_with_the_failure_after_the_finish_of_each_request(llm: LLM) -> None:
     events: list[Any] = []
     with failing_steps(6, SystemExit), pytest.raises(EngineError, match="the device is gone"):
@@ -310,15 +303,6 @@ def test_a_request_without_room_for_its_tokens_ends_alone_and_its_id_is_free() -
     assert (lost.output.outputs[0].finish_reason, lost.failure) == ("error", None)
     assert lost.output.outputs[0].stop_reason == "MemoryError: 9 tokens"
     assert run_all(engine, [ask("b")])["b"].outputs[0].token_ids == expected
-
-
-def test_an_interrupt_of_the_main_thread_is_raised_and_keeps_no_id() -> None:
-    engine = small()
-    engine.submit(ask("a", Unreadable(KeyboardInterrupt())))
-    with pytest.raises(KeyboardInterrupt):
-        engine.step()
-    assert not engine.has_work
-    assert len(run_all(engine, [ask("a")])["a"].outputs[0].token_ids) == 3
 
 
 def test_a_policy_that_raises_when_a_context_of_the_same_name_is_dropped_loses_no_request_and_no_page() -> None:

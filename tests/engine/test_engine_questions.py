@@ -65,11 +65,6 @@ def test_an_engine_that_waits_for_a_call_answers_without_waiting_for_it(
     last(events)
 
 
-def test_an_engine_that_rests_answers_at_once(running: Running) -> None:
-    last(submit(running, "a", 5))
-    assert asked_who(running).result(60)[1] == 0
-
-
 def test_many_askers_beside_many_requests_are_all_answered(running: Running) -> None:
     answers: list[Future[tuple[str, int]]] = []
     asking = threading.Thread(target=lambda: answers.extend(asked_who(running) for _ in range(300)))
@@ -87,9 +82,3 @@ def test_a_question_that_fails_tells_who_asked_and_hurts_nobody(running: Running
     with pytest.raises(ZeroDivisionError):
         running[0].ask(lambda: 1 // 0).result(60)
     assert last(events).output.outputs[0].finish_reason == "length"
-
-
-def test_an_engine_that_is_closed_still_answers(running: Running) -> None:
-    submit(running, "a", 5000).get(timeout=60)
-    running[0].close()
-    assert asked_who(running).result(60)[1] == 0

@@ -60,19 +60,6 @@ def test_forks_go_on_without_a_first_that_was_given_up(depth: int) -> None:
         assert outputs[name].outputs[0].token_ids[0] == next_token(list(PROMPT))
 
 
-def test_one_output_has_the_completions_and_the_counts_of_all() -> None:
-    engine = make_engine(POLICIES["copy_ahead"](), num_pages=9, max_num_seqs=3)
-    requests = [*forks(Request("a", PROMPT, SamplingParams(n=3, max_tokens=9))), Request("b", (1,), SamplingParams())]
-    outputs = run_all(engine, requests)
-    first, second = joined(requests, outputs)
-    assert [completion.index for completion in first.outputs] == [0, 1, 2]
-    assert (first.request_id, second.request_id, len(second.outputs)) == ("a", "b", 1)
-    parts = [outputs[name].metrics for name in ("a", "a/1", "a/2")]
-    assert first.metrics.preemptions == sum(part.preemptions for part in parts)
-    assert first.metrics.finished_s == max(part.finished_s for part in parts)
-    assert first.metrics.arrival_s == parts[0].arrival_s
-
-
 DRAWN_PROMPT = (1, 2, 3)
 
 

@@ -109,22 +109,6 @@ def test_a_kept_context_is_found_by_session_by_request_and_by_its_tokens(how: st
     assert second.metrics.recomputed_tokens == 0
 
 
-def test_a_history_that_comes_back_differently_is_adopted_as_far_as_it_is_the_same() -> None:
-    engine = make_engine(policy("copy_ahead"), num_pages=40)
-    [first] = served(engine, ask("a", list(range(10)), 9, follow_up=FollowUp("s")))
-    [second] = served(engine, ask("b", [*stream(first)[:14], 96, 96, 96, 96, 96, 96], follow_up=FollowUp("s")))
-    assert second.retained is not None
-    assert second.retained.kept == 12  # whole pages of four
-    assert second.retained.recomputed == 2
-
-
-def test_a_session_that_starts_over_keeps_nothing_of_the_old() -> None:
-    engine = make_engine(policy("copy_ahead"), num_pages=40)
-    served(engine, ask("a", [1] * 10, follow_up=FollowUp("s")))
-    [second] = served(engine, ask("b", [2] * 10, follow_up=FollowUp("s")))
-    assert (second.retained, engine.num_retained) == (None, 1)
-
-
 def test_a_prompt_that_only_begins_alike_takes_nothing_away_from_a_session() -> None:
     engine = make_engine(policy("copy_ahead"), num_pages=40)
     system = list(range(8))

@@ -10,10 +10,8 @@ import pytest
 from jinfercept import LLM, EngineError, RequestError, SamplingParams, ScriptedDetector, Tool
 from jinfercept.calls import Call
 from jinfercept.events import Arguments, CallEnded, CallStarted, Content, Finished, Intercepted, Resumed, Token
-from jinfercept.outputs import RequestOutput
 from jinfercept.request import Request
 from jinfercept.runner.runner import ModelRunner
-from jinfercept.sched.lru import LeastRecentlyUsed
 from tests.support.chat_templates import QWEN
 from tests.support.engine_state import LONG, PARAMS, engine_state, prompt, settle, tokens_of
 from tests.support.gate import closed_gate
@@ -31,16 +29,6 @@ def price(item: str) -> str:
 
 
 # -- in a thread -------------------------------------------------------------------------------------------------------
-
-
-def test_streams_and_whole_requests_are_batched_together(llm: LLM) -> None:
-    expected = [output.outputs[0].token_ids for output in llm.generate([prompt(i) for i in range(4)], LONG)]
-    streams = [llm.stream(prompt(i), LONG) for i in range(3)]
-    first = [next(stream) for stream in streams]
-    [whole] = llm.generate(prompt(3), LONG)
-    rest = [tokens_of([event, *stream]) for event, stream in zip(first, streams, strict=True)]
-    assert [*rest, whole.outputs[0].token_ids] == expected
-    assert llm.counters.plans < 2 * 4 * 100, "they ran one after another"
 
 
 def test_a_chat_streams_what_a_person_sees_and_calls_as_they_are_written(make_scripted: Make) -> None:
@@ -61,20 +49,6 @@ def test_a_chat_streams_what_a_person_sees_and_calls_as_they_are_written(make_sc
     assert isinstance(seen[-1], Finished)
     roles = [message["role"] for message in seen[-1].output.outputs[0].messages]
     assert roles == ["assistant", "tool", "assistant"]
-
-
-def test_several_outputs_are_told_apart_by_their_requests(make_scripted: Make) -> None:
-    scripted = make_scripted(QWEN)
-    params = SamplingParams(temperature=1.0, max_tokens=300, n=2, seed=1)
-    [bare] = scripted.llm.chat(MESSAGES, SamplingParams(max_tokens=1), tools=[price])
-    scripted.follow(f"{bare.prompt}{CALL}{READ}It is 23.<|im_end|>")
-    texts: dict[str, str] = {}
-    for event in scripted.llm.stream(MESSAGES, params, tools=[price]):
-        if isinstance(event, Finished):
-            texts[event.request_id] = event.output.outputs[0].messages[-1]["content"]
-    assert list(texts.values()) == ["It is 23."] * 2
-    [output] = scripted.llm.chat(MESSAGES, params, tools=[price])
-    assert [len(completion.messages) for completion in output.outputs] == [3, 3]
 
 
 @pytest.mark.parametrize("how", ["closed", "dropped", "left"])
@@ -144,17 +118,6 @@ def test_an_interrupt_with_the_last_event_loses_no_end(llm: LLM, interruptible: 
     tool, detector = Tool(interrupt, name="tool"), ScriptedDetector({11: [Call("tool", "")]})
     with pytest.raises(KeyboardInterrupt):
         llm.generate(prompt(2), PARAMS, tools=[tool], detector=detector)
-
-
-def test_a_callback_may_use_its_own_llm(llm: LLM) -> None:
-    inner: list[RequestOutput] = []
-
-    def again(event: object) -> None:
-        if not inner:
-            inner.extend(llm.generate(prompt(2), PARAMS))
-
-    [outer] = llm.generate(prompt(1), PARAMS, on_event=again)
-    assert [len(output.outputs[0].token_ids) for output in (outer, *inner)] == [12, 12]
 
 
 def test_a_tool_may_use_its_own_llm(llm: LLM) -> None:
@@ -267,16 +230,3 @@ def test_an_interrupt_waits_until_a_restart_is_done(
             llm.restart()
     [output] = llm.generate(prompt(1), PARAMS)
     assert output.outputs[0].token_ids == expected.outputs[0].token_ids
-
-
-def test_a_policy_of_a_function_is_made_anew_by_a_restart_and_stays_until_another_is_chosen(llm: LLM) -> None:
-    def own() -> LeastRecentlyUsed:
-        return LeastRecentlyUsed(writes_through=True)
-
-    llm.restart(policy=own)
-    assert llm.policy_name == "own"
-    llm.restart()
-    assert llm.policy_name == "own"
-    llm.restart(policy="copy_ahead")
-    llm.restart()
-    assert llm.policy_name == "copy_ahead"

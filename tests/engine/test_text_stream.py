@@ -137,13 +137,6 @@ def test_nothing_follows_a_stop_string() -> None:
     assert (stream.text, stream.stopped, stream.last_raw) == ("ab", "ab", "abb")
 
 
-def test_special_tokens_are_raw_text_even_where_they_are_not_shown() -> None:
-    for skip_special_tokens, shown in ((True, ""), (False, "<call>")):
-        stream = make(skip_special_tokens=skip_special_tokens)
-        assert stream.add(token("<call>")) == shown
-        assert stream.last_raw == "<call>"
-
-
 def test_the_work_per_token_does_not_grow_with_the_text() -> None:
     stream = make(("a" * 50 + "b",))
     for _ in range(20_000):

@@ -5,7 +5,6 @@ import re
 from io import StringIO
 from itertools import islice
 from pathlib import Path
-from typing import get_args
 
 import jax
 import numpy as np
@@ -14,11 +13,9 @@ from rich.console import Console
 
 from examples.async_calls import demo, evaluate, train
 from examples.async_calls.dialogues import (
-    DELIMITERS,
     IDS,
     Codec,
     Mode,
-    Split,
     Tokens,
     delays,
     dialogues,
@@ -71,11 +68,6 @@ def parts(tokens: Tokens, codec: Codec) -> list[tuple[bool, str]]:
     return [(written, codec.tokenizer.decode(ids, skip_special_tokens=False)) for written, ids in runs]
 
 
-def test_delimiters_are_those_of_the_engine(beginner: train.Start) -> None:
-    assert set(cml.DELIMITERS) == set(DELIMITERS)
-    assert all(beginner.codec.tokenizer.added_token_id(text) is not None for text in DELIMITERS)
-
-
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_the_agent_writes_sound_calls_and_every_call_is_answered_once_outside_of_frames(
     mode: Mode, beginner: train.Start
@@ -108,18 +100,6 @@ _PARAMETERS = dict.fromkeys(("weight", "shelf", "height", "age"), ("item",)) | {
     "add": ("first", "second"),
     "total": ("p", "q", "r", "s"),
 }
-
-
-def test_dialogues_are_the_same_for_a_seed_and_held_out_questions_are_never_learnt(beginner: train.Start) -> None:
-    first, again = (list(islice(woven(7, "training", beginner.codec), 20)) for _ in range(2))
-    assert first == again
-    learnt, validated, tested = (
-        {q for dialogue in islice(dialogues(7, split), 800) for q in dialogue.questions if not q.dependent}
-        for split in get_args(Split)
-    )
-    assert not learnt & validated
-    assert not (learnt | validated) & tested
-    assert {q.tool for q in learnt} == {q.tool for q in validated} == {q.tool for q in tested}
 
 
 def test_a_row_keeps_its_dialogues_apart_and_learns_what_the_agent_wrote(beginner: train.Start) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from examples.grpo_tools.functions import split_call
-from examples.grpo_tools.learning import advantages, experience, stepper
+from examples.grpo_tools.learning import experience, stepper
 from examples.grpo_tools.questions import questions, reward_of
 from examples.grpo_tools.train import Run
 from examples.tool_adapter.adapter import first_adapter
@@ -42,12 +42,6 @@ def test_a_step_follows_the_rewards_of_rollouts_and_starts_at_the_engines_probab
     _, after = step(learner, weights, batch, jnp.float32(1e-2))
     assert after.loss < report.loss
     assert after.drift > 1e-4
-
-
-def test_advantages_are_relative_to_the_group() -> None:
-    values = advantages(np.array([0, 1, 1, 1, 5, 5], np.float32), np.array([0, 0, 0, 0, 1, 1]))
-    assert values[0] < 0 < values[1] == values[2]
-    assert not values[4:].any()
 
 
 def test_rewards_and_calls_of_a_text() -> None:

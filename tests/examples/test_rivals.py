@@ -12,14 +12,14 @@ from examples.memory_time import MemoryTime, TurnForecast, TurnHistory
 from examples.rivals.belady import Belady
 from examples.rivals.cachewise import LongestPrefix, PredictedReuse
 from examples.rivals.continuum import ProgramOrder, TimeToLive
-from examples.rivals.mars import FeedbackLevels, WarmReturns, level_of, service_level
-from examples.rivals.mori import CYCLES, IdlenessTiers, Tier
+from examples.rivals.mars import FeedbackLevels, WarmReturns
+from examples.rivals.mori import CYCLES, IdlenessTiers
 from jinfercept.sched.estimator import ElapsedEstimator, make_estimator
 from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.order import Order
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.policy import Policy, preserve
-from jinfercept.sched.sequence import CallDuration, CallKind, PendingCall, Sequence, State
+from jinfercept.sched.sequence import CallDuration, CallKind, PendingCall, Sequence
 from jinfercept.sim.own_workload import OwnWorkload
 from jinfercept.testing import check_policy
 from tests.support.docs_blocks import blocks_of
@@ -52,15 +52,6 @@ def served(order: MemoryTime, bench: SchedulerBench, name: str, prompt: int, tok
     if tool:
         bench.scheduler.intercept(sequence, bench.now_s, (PendingCall(tool),))
         bench.scheduler.finish(sequence, bench.now_s)
-
-
-def test_prompts_like_those_that_had_long_answers_go_last() -> None:
-    order = MemoryTime(KNOWN)
-    bench = SchedulerBench(preserve(), max_num_seqs=1, order=order)
-    served(order, bench, "a", 6, 40, None)
-    served(order, bench, "b", 12, 2, None)
-    long, short = bench.add("c", 7), bench.add("d", 13)
-    assert order.key(long, 9.0) > order.key(short, 9.0)
 
 
 def test_a_request_that_will_call_holds_more_than_one_that_ends() -> None:
@@ -163,18 +154,6 @@ def test_a_context_that_waits_for_a_tool_is_pinned_before_one_that_was_answered_
     assert [sequence.id for sequence in (calls, answered) if lost(sequence)] == [loser]
 
 
-@pytest.mark.parametrize(("make", "waits"), [("lru", False), (TimeToLive, True)])
-def test_a_pin_keeps_a_request_out_that_could_run(make: type[Policy] | str, waits: bool) -> None:
-    bench = bench_of(make)
-    bench.prefilled("runs", 8, max_tokens=20)
-    pinned = call_out(bench, bench.prefilled("pinned", 16))
-    new = bench.add("new", 16)
-    bench.steps(2)
-    assert (new.state is State.WAITING, lost(pinned)) == (waits, not waits)
-    bench.drain()  # until the pin expires
-    assert new.state is State.FINISHED
-
-
 def test_the_time_to_live_is_that_of_most_gain_by_the_tools_durations() -> None:
     policy = TimeToLive(PolicyInputs(DEAR, 16, SIZE, ElapsedEstimator()))
     assert policy.best_ttl_s("tool", 20.0) == pytest.approx(2.9957, rel=1e-4)  # ln 20: nothing is known
@@ -208,28 +187,7 @@ def test_the_program_that_waits_for_tools_most_leaves_the_device_first() -> None
     assert policy.programs["busy"].idleness(bench.now_s) < 0.6 < policy.programs["idle"].idleness(bench.now_s)
 
 
-def test_the_idlest_program_leaves_the_host_for_neither_tier() -> None:
-    policy = IdlenessTiers(PolicyInputs(DEAR, 16, SIZE, ElapsedEstimator()))
-    bench = SchedulerBench(policy, num_pages=10, num_host_pages=6)
-    for number in range(4):
-        call_out(bench, bench.prefilled(f"context {number}", 16))
-        bench.steps(4)
-    tiers = [policy.programs[f"context {number}"].tier for number in range(4)]
-    assert tiers == [Tier.WAITING, Tier.HOST, Tier.DEVICE, Tier.DEVICE]
-
-
 # -- MARS --------------------------------------------------------------------------------------------------------------
-
-
-def test_a_request_of_little_missing_work_goes_before_a_long_one_until_that_has_waited() -> None:
-    order = FeedbackLevels()
-    bench = SchedulerBench(preserve(), num_pages=4000, max_num_seqs=1)
-    bench.prefilled("runs", 4, max_tokens=50)
-    long, short = bench.add("long", 9000), bench.add("short", 12)
-    assert order.key(short, 1.0) < order.key(long, 1.0)
-    assert order.key(long, 62.0) == order.key(short, 62.0)  # two levels are won back: the first that came goes first
-    assert [level_of(tokens) for tokens in (2048, 2049, 8193, 40_000)] == [0, 1, 2, 3]
-    assert [service_level(tokens) for tokens in (2000, 2048, 3072, 9999)] == [0, 1, 2, 3]
 
 
 def test_a_context_is_kept_for_a_tool_that_returns_before_it_could_be_computed_again() -> None:
@@ -270,21 +228,6 @@ def test_what_is_wanted_last_is_lost_first(make: type[Policy] | str, loser: str)
     late = call_out(bench, bench.prefilled("late", 16), expected_s=90.0)
     bench.prefilled("new", 16)
     assert [sequence.id for sequence in (soon, late) if lost(sequence)] == [loser]
-
-
-def test_an_evicted_context_is_back_on_the_device_when_it_is_wanted() -> None:
-    policy = Belady(PolicyInputs(AffineCost(link_tokens_per_s=4.0), 16, SIZE, ElapsedEstimator()))
-    bench = SchedulerBench(policy, num_pages=8, link_tokens_per_s=8.0)
-    context = call_out(bench, bench.prefilled("context", 16), expected_s=40.0)
-    bench.steps(6)
-    bench.prefilled("new", 20, max_tokens=4)
-    bench.drain()
-    assert context.context.residency(17).host > 0
-    bench.steps(int(context.paused_s + 39.0 - bench.now_s))
-    assert context.context.residency(17).host == 0
-    assert not lost(context)
-    bench.scheduler.resume(context, [1], (CallDuration(40.0),))
-    bench.drain()
 
 
 # -- whole runs --------------------------------------------------------------------------------------------------------

@@ -18,8 +18,7 @@ from examples.tool_adapter.bfcl import Case, is_right
 from examples.tool_adapter.dialogues import HELD_OUT, LESSONS, Dialogue, lessons
 from examples.tool_adapter.learning import RULE, Learner, learning_rates, most_learnt, stepper
 from examples.tool_adapter.network import Batch, frozen, loss
-from examples.tool_adapter.packing import batch, batches, document, tokens
-from examples.tool_adapter.score import held_out_cases
+from examples.tool_adapter.packing import batch, document, tokens
 from examples.tool_adapter.train import Train
 from jinfercept.models.joined_weights import separate
 from jinfercept.models.load import load
@@ -160,14 +159,6 @@ def test_steps_lower_the_loss() -> None:
     assert losses[-1] < losses[0]
 
 
-def test_a_document_keeps_as_many_dialogues_as_there_is_room_for() -> None:
-    documents = (document(smollm2(), (), lesson) for lesson in islice(lessons(LESSONS), 8))
-    (rows, *_) = batches(documents, 2, 640)
-    assert rows.ids.shape == (2, 640)
-    assert rows.branches.max() > 0
-    assert (rows.learnt <= (rows.branches > 0)).all()
-
-
 def test_a_call_is_right_by_the_rules_of_the_leaderboard() -> None:
     properties = {
         "city": {"type": "string"},
@@ -199,23 +190,6 @@ def test_a_call_is_right_by_the_rules_of_the_leaderboard() -> None:
     assert not is_right(case, [])
     assert is_right(case._replace(answer=None), [])
     assert not is_right(case._replace(answer=None), [("f", {})])
-
-
-def test_held_out_cases_have_one_right_answer() -> None:
-    cases = list(held_out_cases())
-    assert {case.answer is None for case in cases} == {True, False}
-    for case in cases:
-        if case.answer is None:
-            assert is_right(case, [])
-            continue
-        ((name, possible),) = case.answer.items()
-        arguments = {parameter: _first(values[0]) for parameter, values in possible.items()}
-        assert is_right(case, [(name, arguments)])
-        assert not is_right(case, [(name, arguments | {"other": 1})])
-
-
-def _first(value: Any) -> Any:
-    return {name: items[0] for name, items in value.items()} if isinstance(value, dict) else value
 
 
 @pytest.mark.slow

@@ -134,52 +134,6 @@ def test_conversations_without_keys_stay_where_their_contexts_are(fleet: Fleet) 
     assert cached / prompt > 0.85  # the last page of 16 tokens, and the new turn, are not found
 
 
-def test_both_replicas_write_the_same_tokens(fleet: Fleet) -> None:
-    body = {"prompt": [5, 6, 7, 8], "max_tokens": 24, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
-    tokens_by_replica = dict[str, list[int]]()
-    for number in range(8):
-        answer = fleet.http.post("/v1/completions", json=body, headers={"x-session-id": f"s{number}"})
-        tokens_by_replica[answer.headers["x-jinfercept-replica"]] = answer.json()["choices"][0]["token_ids"]
-    assert len(tokens_by_replica) == 2
-    first, second = tokens_by_replica.values()
-    assert first == second
-
-
-def test_a_socket_continues_what_is_not_stored_at_its_replica(fleet: Fleet) -> None:
-    more: Any = {"max_output_tokens": 4, "store": False, "ignore_eos": True, "allowed_token_ids": LETTERS}
-    with fleet.client.responses.connect() as connection:
-        previous, lengths = None, list[int]()
-        for _ in range(4):
-            connection.send({"type": "response.create", "input": "Hi", "previous_response_id": previous} | more)
-            while (event := connection.recv()).type != "response.incomplete":
-                assert event.type != "error", event
-            previous = event.response.id
-            assert event.response.usage is not None
-            lengths.append(event.response.usage.input_tokens)
-    assert lengths == sorted(set(lengths))
-
-
-def test_a_client_that_leaves_ends_its_request_at_the_replica(fleet: Fleet) -> None:
-    body = {"prompt": [1, 2, 3], "max_tokens": 1900, "ignore_eos": True, "stream": True}
-    with fleet.http.stream("POST", "/v1/completions", json=body) as answer:
-        next(answer.iter_lines())
-
-    def running() -> float:
-        lines = fleet.http.get("/metrics").text.splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:num_requests_running{"))
-
-    _until(lambda: running() == 0, 60)
-
-
-def test_health_metrics_and_models_are_those_of_the_fleet(fleet: Fleet) -> None:
-    assert fleet.http.get("/health").json() == {"status": "ok", "replicas": 2}
-    assert fleet.http.get("/ready").json() == {"status": "ready", "replicas": 2}
-    page = fleet.http.get("/metrics").text
-    assert 'jinfercept:replicas{model_name="tiny"} 2.0' in page
-    assert [model.id for model in fleet.client.models.list()] == ["tiny"]
-    assert fleet.http.get("/v1/models", headers={"host": "evil.example"}).status_code == 421
-
-
 def test_ray_listens_on_this_machine_only_and_wants_its_token(fleet: Fleet) -> None:
     refused = Counter[str]()
     for process in (fleet.process, *fleet.process.children(recursive=True)):

@@ -59,21 +59,6 @@ def test_what_was_computed_copied_evicted_and_fetched_piece_by_piece_is_one_exte
     manager.check([context])
 
 
-def test_contexts_that_differ_from_some_page_on_have_what_is_before_it_in_common() -> None:
-    manager = KVManager(100, 0, SIZE)
-    common = array("i", range(10 * SIZE))
-    first = computed(manager, common + array("i", [1] * 5 * SIZE))
-    assert kinds(first) == [(range(15), DIRTY)]
-    second = computed(manager, common + array("i", [2] * 5 * SIZE))
-    assert kinds(first) == kinds(second) == [(range(10), DIRTY), (range(10, 15), DIRTY)]
-    assert first.extents[0] is second.extents[0]
-    assert manager.occupancy().used == 20
-    manager.isolate(second)
-    manager.begin_plan()
-    assert first.num_pages == 15
-    manager.check([first, second])
-
-
 def test_a_new_context_gets_the_tail_of_a_prefix_whose_head_is_gone_and_computes_the_head_alone() -> None:
     manager = KVManager(100, 0, SIZE)
     tokens = array("i", range(20 * SIZE))

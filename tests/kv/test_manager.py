@@ -6,9 +6,7 @@ from tests.support.kv_contexts import (
     DIRTY,
     MISSING,
     adopted,
-    compute,
     evict_prefixes,
-    finish,
     make,
     offload,
     residencies,
@@ -27,50 +25,8 @@ def test_full_pages_are_shared_and_the_tail_is_private() -> None:
     manager.check([first, second])
 
 
-def test_the_page_of_the_last_token_is_never_adopted() -> None:
-    manager = make()
-    finish(manager, [1] * 8)
-    assert adopted(manager, [1] * 8) == 1
-    assert adopted(manager, [1] * 9) == 2
-    assert adopted(manager, [1] * 4) == 0
-
-
-def test_a_prefix_ends_at_the_first_page_that_differs() -> None:
-    manager = make()
-    finish(manager, [1] * 4 + [2] * 4 + [3] * 4)
-    assert adopted(manager, [1] * 4 + [9] * 4 + [3] * 5) == 1
-    assert adopted(manager, [9] * 4 + [2] * 4 + [3] * 5) == 0, "a page is named by all tokens before it"
-
-
 def test_contexts_of_different_identity_share_nothing() -> None:
     assert KVManager(1, 0, 4, identity="a").open().root != KVManager(1, 0, 4, identity="b").open().root
-
-
-def test_a_page_is_shared_only_once_its_tokens_are_accepted() -> None:
-    manager = make()
-    context = run(manager, [1] * 7)
-    manager.computed(context, 7, 8)  # a token that only the device knows
-    assert adopted(manager, [1] * 9) == 1
-    manager.commit(context, [1] * 8)
-    assert adopted(manager, [1] * 9) == 2
-
-
-def test_two_who_computed_the_same_page_keep_their_own_while_they_run() -> None:
-    manager = make()
-    first, second = manager.open(), manager.open()
-    for context in (first, second):
-        manager.hold(context)
-    for context in (first, second):
-        compute(manager, context, [1] * 4)
-    assert first.slots(0, 1) != second.slots(0, 1)
-    manager.check([first, second])
-    manager.release(second)
-    assert second.slots(0, 1) == first.slots(0, 1)
-    assert manager.occupancy().used == 1
-    manager.check([first, second])
-    manager.close(second)
-    manager.close(first)
-    assert (manager.occupancy().cached, manager.occupancy().free) == (1, 9)
 
 
 def test_finished_prefixes_go_least_recently_used_first_and_children_before_parents() -> None:
@@ -117,19 +73,6 @@ def test_a_returning_context_adopts_what_others_have_computed_meanwhile() -> Non
     assert context.extents[0] is other.extents[0]
     assert residencies(context) == [DIRTY, MISSING]
     manager.check([context, other])
-
-
-def test_pages_are_free_used_claimed_or_cached() -> None:
-    manager = make()
-    first = run(manager, [1] * 9)
-    second = run(manager, [2] * 6)
-    assert manager.occupancy()[:5] == (5, 5, 0, 0, 10)
-    manager.release(second)
-    assert manager.occupancy()[:5] == (5, 3, 2, 0, 10)
-    manager.close(first)
-    assert manager.occupancy()[:5] == (6, 0, 2, 2, 10)
-    manager.close(second)
-    assert manager.occupancy()[:5] == (7, 0, 0, 3, 10)
 
 
 def test_clearing_forgets_finished_prefixes_in_both_places_and_leaves_paused_contexts_alone() -> None:

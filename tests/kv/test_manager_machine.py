@@ -18,8 +18,7 @@ from jinfercept.kv.page import PageCopy, Residency
 from jinfercept.kv.side_pool import SideSizes
 from jinfercept.sched.plan import WindowCopies
 from tests.support.fake_runner import FakeMemories
-from tests.support.kv_contexts import evict_prefixes
-from tests.support.kv_owners import Computed, Owner, check_owner, check_runs, compute_states
+from tests.support.kv_contexts import Computed, Owner, check_owner, check_runs, compute_states, evict_prefixes
 
 MAX_SEQUENCES = 5
 MAX_TOKENS = 18

@@ -1,7 +1,5 @@
 """Contexts with states of recurrent layers: kept whole or not at all, moved with their states, shared up to checkpoints."""
 
-import pytest
-
 from jinfercept.kv.context import Context, ContextState
 from jinfercept.kv.manager import KVManager
 from jinfercept.kv.side_pool import SideSizes
@@ -35,49 +33,6 @@ def num_free(manager: KVManager) -> int:
     return side_pool(manager).num_free
 
 
-def test_a_paused_context_keeps_its_state_and_goes_on_behind_it() -> None:
-    manager = KVManager(8, 0, SIZE, sides=SIZES)
-    context = manager.open()
-    run(manager, context, list(range(9)))
-    assert state(context).slot
-    assert (context.own_tokens, context.state_tokens) == (9, 10)
-    manager.release(context)
-    assert state(context).position == 9
-    manager.hold(context)
-    assert context.ready == 9
-
-
-@pytest.mark.parametrize("page", [0, 2])
-def test_a_context_that_loses_a_page_loses_all_and_its_state(page: int) -> None:
-    manager = KVManager(8, 0, SIZE, sides=SIZES, prefix_caching=False)
-    context = manager.open()
-    run(manager, context, list(range(9)))
-    manager.release(context)
-    assert manager.drop(context, range(page, page + 1), device=True, host=False) == 3
-    assert not state(context).slots
-    assert context.is_lost
-    manager.begin_plan()
-    assert num_free(manager) == 3
-    manager.check([context])
-    run(manager, context, list(range(9)))
-    assert context.ready == 9
-
-
-def test_contexts_of_the_same_tokens_go_on_from_a_checkpoint_and_write_slots_of_their_own() -> None:
-    manager, tokens = KVManager(16, 0, SIZE, sides=SIZES), list(range(10))
-    first, second = manager.open(), manager.open()
-    run(manager, first, tokens, end=8)
-    made = state(first).source
-    assert (made, state(first).slot) == (1, 0), "the checkpoint has the slot, and the context reads it"
-    run(manager, first, tokens)
-    assert state(first).slot not in (0, made)
-    run(manager, second, [*range(8), 50, 51])
-    assert second.num_pages == 3
-    assert state(second).slot not in (0, made, state(first).slot)
-    assert manager.occupancy().used == 4, "two pages are shared, and each has one of its own"
-    manager.check([first, second])
-
-
 def test_a_checkpoint_is_found_by_the_plan_after_the_one_that_writes_its_state() -> None:
     manager, tokens = KVManager(16, 0, SIZE, sides=SIZES), list(range(12))
     first, second, third = (manager.open() for _ in range(3))
@@ -88,48 +43,6 @@ def test_a_checkpoint_is_found_by_the_plan_after_the_one_that_writes_its_state()
     manager.refresh(third, tokens)
     assert (third.num_pages, state(third).position) == (2, 8)
     manager.check([first, second, third])
-
-
-def test_without_a_free_slot_a_context_goes_on_in_that_of_its_checkpoint() -> None:
-    manager, tokens = KVManager(16, 0, SIZE, sides=SideSizes(1)), list(range(20))
-    context = manager.open()
-    for end in (8, 12, 13):
-        run(manager, context, tokens, end=end)
-        manager.check([context])
-    assert state(context).slot == 1
-
-
-def test_a_state_goes_to_the_host_with_its_last_page_and_comes_back() -> None:
-    manager, tokens = KVManager(8, 8, SIZE, sides=SIZES._replace(num_host_slots=1)), list(range(9))
-    context = manager.open()
-    run(manager, context, tokens)
-    manager.release(context)
-    manager.begin_plan()
-    copies = side_pool(manager).copy_out(context, 9)
-    assert copies is not None
-    [copy] = copies
-    assert side_pool(manager).is_copied(context, 9)
-    pages, _ = manager.copy_out(context, range(3), 3)
-    assert len(pages) == 3
-    assert not side_pool(manager).is_fetchable(context), "it is still on the device"
-    assert manager.drop(context, range(3), device=True, host=False) == 3
-    assert not state(context).slots
-    manager.begin_plan()
-    manager.hold(context)
-    assert (context.ready, manager.gap_end(context, 12)) == (0, 0), "nothing can be computed before the state is there"
-    assert manager.num_fetchable(context) == 4
-    back = side_pool(manager).fetch(context)
-    assert back is not None
-    assert [other.host_slot for other in back] == [copy.host_slot]
-    manager.fetch(context, 3)
-    manager.begin_plan()
-    manager.advance(context)
-    assert context.ready == 9
-    tokens.append(9)
-    assert manager.place(context, 9, 10) == 10
-    manager.computed(context, 9, 10)
-    assert side_pool(manager).take_dropped() == (copy.host_slot,), "the copy is of fewer tokens now"
-    manager.check([context])
 
 
 def test_no_more_states_leave_the_device_than_slots_are_wanted() -> None:
@@ -146,19 +59,6 @@ def test_no_more_states_leave_the_device_than_slots_are_wanted() -> None:
     assert num_free(manager) == 1
     assert [bool(state(context).slots) for context in contexts] == [False, True, True]
     manager.check(contexts)
-
-
-def test_a_follow_up_that_has_other_tokens_begins_at_the_last_checkpoint() -> None:
-    for prefix_caching, ready in ((True, 8), (False, 0)):
-        manager = KVManager(8, 0, SIZE, sides=SIZES, prefix_caching=prefix_caching)
-        context, tokens = manager.open(), list(range(10))
-        run(manager, context, tokens, end=8)
-        run(manager, context, tokens)
-        manager.release(context)
-        manager.cut(context, 9)
-        manager.hold(context)
-        assert context.ready == ready
-        manager.check([context])
 
 
 def test_a_context_whose_last_token_its_state_has_seen_steps_back() -> None:

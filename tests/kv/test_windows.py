@@ -1,7 +1,5 @@
 """Contexts of layers with windows: a paused one keeps its last pages, goes on where it has them, and shares checkpoints."""
 
-import pytest
-
 from jinfercept.kv.context import Context, ContextWindow
 from jinfercept.kv.manager import KVManager
 from jinfercept.kv.side_pool import SideSizes
@@ -45,35 +43,6 @@ def test_a_paused_context_keeps_what_the_next_token_sees() -> None:
     assert side_pool(manager).num_free == 16 - len(window.slots)
     assert context.state_tokens == round(len(window.slots) * 0.5)
     assert run(manager, context, [*tokens, 1, 2]) == 2
-
-
-@pytest.mark.parametrize("page", [0, 3, 7])
-def test_a_context_that_loses_a_page_loses_all(page: int) -> None:
-    manager, tokens = KVManager(16, 0, SIZE, sides=SIZES, prefix_caching=False), list(range(30))
-    context = manager.open()
-    run(manager, context, tokens)
-    manager.release(context)
-    assert manager.drop(context, range(page, page + 1), device=True, host=False) == 8
-    assert context.is_lost
-    assert side_pool(manager).num_free == 16
-    manager.check([context])
-    assert run(manager, context, tokens) == 30
-
-
-def test_a_copied_context_goes_and_comes_with_its_window() -> None:
-    manager, tokens = KVManager(16, 16, SIZE, sides=SIZES, prefix_caching=False), list(range(30))
-    context = manager.open()
-    run(manager, context, tokens)
-    manager.release(context)
-    window = side_pool(manager).copy_out(context, context.num_tokens)
-    copies, num_tokens = manager.copy_out(context, range(8), 8)
-    assert window is not None
-    assert (len(window), len(copies), num_tokens) == (2, 8, 30)
-    assert manager.drop(context, range(8), device=True, host=False) == 8
-    assert side_pool(manager).num_free == 16
-    manager.check([context])
-    assert run(manager, context, [*tokens, 1]) == 1
-    manager.check([context])
 
 
 def test_a_follow_up_shares_up_to_the_end_of_the_first_request() -> None:
@@ -123,14 +92,3 @@ def test_a_chunk_for_which_the_pool_has_too_few_slots_lacks_one() -> None:
     manager.release(first)
     assert manager.evict_side(second, placed) > 0
     assert manager.place(second, placed, 16) == 16
-
-
-def test_drafts_that_are_given_back_leave_the_window_whole() -> None:
-    manager, tokens = KVManager(16, 0, SIZE, sides=SIZES), list(range(19))
-    context = manager.open()
-    run(manager, context, tokens)
-    assert manager.place(context, 19, 24) == 24
-    manager.trim(context)
-    manager.release(context)
-    assert side_pool(manager).reaches(context, 19)
-    manager.check([context])

@@ -43,13 +43,6 @@ def test_a_converted_model_is_the_original(tmp_path, name, capsys):
     assert same(converted.params, original.params)
 
 
-def test_a_converted_model_is_read_in_another_dtype_and_in_pieces(tmp_path, monkeypatch):
-    main(["convert", str(GOLDEN / "qwen3"), str(tmp_path / "new"), "--dtype", "bfloat16"])
-    monkeypatch.setattr("jinfercept.models.load.PIECE_BYTES", (1, 1))
-    wide = load(tmp_path / "new", dtype="float32").params  # the golden weights are bfloat16
-    assert same(wide, load(GOLDEN / "qwen3", dtype="float32").params)
-
-
 def test_the_tokenizer_comes_along(tmp_path):
     source = embedded.fetch()
     original = load_tokenizer(source)

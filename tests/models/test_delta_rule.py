@@ -142,14 +142,3 @@ def test_a_convolution_goes_on_from_chunk_to_chunk(lengths: list[int]) -> None:
     np.testing.assert_allclose(np.concatenate(parts), expected, atol=1e-5)
     np.testing.assert_allclose(state[2], x[-(TAPS - 1) :], atol=1e-6)
     assert np.all(state[jnp.array([0, 1, 3])] == 7.0)
-
-
-def test_a_convolution_goes_on_from_tokens_of_another_slot() -> None:
-    rng = np.random.default_rng(0)
-    x, taps = (jnp.asarray(rng.standard_normal((length, 2, 3)), jnp.float32) for length in (3, TAPS))
-    state = jnp.asarray(rng.standard_normal((4, TAPS - 1, 2, 3)), jnp.float32)
-    own, other = rows_of([(1, 7, 1), (2, 7, 2)], 3), rows_of([(1, 7, 1), (2, 7, 2)], 3, sources={1: 3, 2: 3})
-    expected, behind = causal_convolution(x, taps, state.at[jnp.array([1, 2])].set(state[3]), own)
-    summed, written = causal_convolution(x, taps, state, other)
-    np.testing.assert_array_equal(summed, expected)
-    np.testing.assert_array_equal(written, behind)

@@ -9,14 +9,12 @@ from types import MappingProxyType
 from typing import Any
 
 import gguf
-import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 from jinfercept.errors import ModelError
 from jinfercept.models.load import load, read_config
-from tests.models.test_variants import VARIANTS, write
 from tests.support.dense_model import logits
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -304,27 +302,6 @@ def test_float32_logits_are_those_of_transformers(tmp_path, name, architecture):
     loaded, golden = load(tmp_path / "m.gguf", dtype="float32"), np.load(GOLDEN / f"{name}.npz")
     ours, expected = logits(loaded.model, loaded.params, golden["tokens_0"]), golden["logits_0"]
     np.testing.assert_allclose(ours, expected, atol=max(1e-4, 5e-6 * np.abs(expected).max()), rtol=0)
-
-
-@pytest.mark.parametrize("architecture", ["llama", "smollm3"])
-def test_weights_and_biases_are_those_of_the_directory(tmp_path, architecture):
-    variant = VARIANTS["attention_bias and mlp_bias"]
-    directory = GOLDEN / architecture
-    if architecture == "llama":
-        directory = write(variant["base"], tmp_path / "model", variant["changes"], variant["added"])
-    convert(str(directory), tmp_path / "m.gguf", architecture)
-    stored, loaded = load(directory, dtype="float32"), load(tmp_path / "m.gguf", dtype="float32")
-    jax.tree.map(np.testing.assert_array_equal, loaded.params, stored.params)
-
-
-def test_the_long_factors_of_phi3_are_for_longer_sequences(tmp_path):
-    numbers = {"phi3.rope.scaling.original_context_length": 64, "phi3.rope.dimension_count": 6}
-    factors = {"rope_factors_short.weight": [1.0, 1.5, 2.5], "rope_factors_long.weight": [2.0, 3.0, 5.0]}
-    convert("phi3", tmp_path / "m.gguf", "phi3", numbers=numbers, factors=factors)
-    config = read_config(tmp_path / "m.gguf")
-    assert (config.max_position, config.rope.factors) == (64, (1.0, 1.5, 2.5))
-    longer = config.for_length(65)
-    assert (longer.max_position, longer.rope.factors) == (128, (2.0, 3.0, 5.0))
 
 
 PATTERN = "attention.sliding_window_pattern"

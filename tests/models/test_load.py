@@ -12,11 +12,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from jinfercept.errors import ModelError
-from jinfercept.models.joined_weights import join_layer, separate
 from jinfercept.models.load import bytes_to_load, load, quantization_of, read_config
-from jinfercept.models.model import Model, abstract_params, kv_bytes_per_token, param_bytes
+from jinfercept.models.model import kv_bytes_per_token, param_bytes
 from jinfercept.models.model_directory import is_hub_id
-from tests.support.dense_model import logits
 from tests.support.tiny_model import GOLDEN, set_joined
 
 
@@ -48,22 +46,6 @@ def test_auto_is_float32_on_the_cpu():
     assert loaded.source == GOLDEN / "llama_tied"
 
 
-@pytest.mark.parametrize("name", ["llama_tied", "gptj"])
-def test_the_abstract_parameters_describe_the_loaded_ones(name):
-    loaded = load(GOLDEN / name, dtype="bfloat16")
-    abstract = abstract_params(loaded.model.config, "bfloat16")
-    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), abstract) == jax.tree.map(
-        lambda leaf: (leaf.shape, leaf.dtype), loaded.params
-    )
-
-
-def test_tied_embeddings_are_one_array_and_counted_once():
-    loaded = load(GOLDEN / "llama_tied", dtype="float32")
-    assert loaded.params.head["unembed"] is loaded.params.embed["embedding"]
-    arrays = {id(leaf): leaf.nbytes for leaf in jax.tree.leaves(loaded.params)}
-    assert param_bytes(loaded.model.config, "float32") == sum(arrays.values())
-
-
 def test_a_token_takes_keys_and_values_over_all_layers():
     config = load(GOLDEN / "llama_gqa", load_format="dummy").model.config
     assert kv_bytes_per_token(config, "bfloat16") == 2 * 3 * 2 * 8 * 2
@@ -81,11 +63,6 @@ def test_everything_wrong_with_the_tensors_is_in_one_error(copied):
     assert "model.norm.weight expected [32] got nothing" in str(error.value)
     assert "model.layers.1.mlp.up_proj.weight expected [64, 32] got [3, 32]" in str(error.value)
     assert "model.layers.0.self_attn.q_proj.bias not expected" in str(error.value)
-
-
-def test_rotary_buffers_of_old_checkpoints_are_ignored(copied):
-    _rewrite(copied, model__layers__0__self_attn__rotary_emb__inv_freq=np.zeros(4, np.float32))
-    assert load(copied).source == copied
 
 
 def test_layers_of_glm_that_draft_are_left_out_and_corrections_of_routers_keep_their_digits(tmp_path: Path) -> None:
@@ -170,19 +147,6 @@ def test_the_text_part_of_a_gemma_that_reads_images_is_served(tmp_path: Path, in
 @pytest.fixture(autouse=True)
 def _apart(monkeypatch: pytest.MonkeyPatch) -> None:
     set_joined(monkeypatch, False)
-
-
-@pytest.mark.parametrize("name", ["llama_gqa", "qwen2", "qwen3", "olmo2", "phi3", "gptj"])
-def test_joined_weights_give_the_same_logits_and_come_apart_again(name: str) -> None:
-    loaded = load(GOLDEN / name, dtype="float32")
-    config, apart = loaded.model.config, loaded.params
-    assert {"q", "k", "v"} <= apart.layers[0].keys()
-    joined = apart._replace(layers=tuple(map(join_layer, apart.layers)))
-    assert jax.tree.structure(joined) == jax.tree.structure(abstract_params(config, "float32", joined=True))
-    tokens = jnp.arange(3, 14)
-    expected = logits(loaded.model, apart, tokens)
-    np.testing.assert_allclose(logits(Model(config, joined=True), joined, tokens), expected, rtol=1e-4, atol=1e-4)
-    jax.tree.map(np.testing.assert_array_equal, separate(joined), apart)
 
 
 @pytest.fixture

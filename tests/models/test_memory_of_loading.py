@@ -98,18 +98,3 @@ def test_a_checkpoint_cut_among_devices_takes_less_than_a_layer_more_than_its_pa
     write(tmp_path, hidden=1024, ffn=2816, layers=10, vocab=16000)
     weights, grown = peak(tmp_path, "float32", num_devices)
     assert grown < weights + 4 * (4 * 1024**2 + 3 * 1024 * 2816) + COMPILING
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_embedded_model_takes_less_than_a_fifth_more_than_its_weights(dtype):
-    weights, grown = peak(Path("smollm2-135m"), dtype)
-    assert grown < 1.2 * weights + COMPILING
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_converted_model_takes_less_than_a_fifth_more_than_its_weights(tmp_path, dtype):
-    subprocess.run([sys.executable, "-m", "jinfercept", "convert", "smollm2-135m", tmp_path], check=True)
-    weights, grown = peak(tmp_path, dtype)
-    assert grown < 1.2 * weights + COMPILING

@@ -53,19 +53,6 @@ def expected(x: jax.Array, stack: np.ndarray, sizes: list[int]) -> np.ndarray:
     return np.stack([row @ stack[expert].astype(np.float64) for row, expert in zip(rows, experts, strict=True)])
 
 
-@pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize("rows", [16, 32])
-def test_tiles_are_all_rows_of_all_experts(sizes: list[int], rows: int) -> None:
-    tiles = row_tiles(jnp.asarray(sizes), 64, rows)
-    pairs = [
-        (int(expert), row)
-        for expert, start, end in zip(tiles.experts, tiles.starts, tiles.ends, strict=True)
-        for row in range(int(start), int(end))
-    ]
-    assert pairs == list(zip(np.repeat(np.arange(6), sizes).tolist(), range(sum(sizes)), strict=True))
-    assert int(max(tiles.ends - tiles.starts)) <= rows
-
-
 @pytest.mark.parametrize("sizes", SIZES[:3])
 @pytest.mark.parametrize(("inputs", "outputs", "rows"), [(96, 144, 16), (64, 128, 64)])
 def test_rows_are_multiplied_with_the_weights_of_their_experts(

@@ -40,10 +40,6 @@ def test_the_waves_of_the_decode_kernel_are_what_registers_and_shared_memory_all
     assert all(1 <= blocks <= 4 for blocks in l4)
 
 
-def test_the_least_power_of_two_that_is_not_less():
-    assert [power_of_two(number) for number in (1, 2, 3, 64, 96, 129)] == [1, 2, 4, 64, 128, 256]
-
-
 NUM_ROWS, NUM_TOKENS = 6, 40
 
 

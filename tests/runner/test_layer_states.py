@@ -5,11 +5,9 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
-from jinfercept.kv.page import PageCopy
 from jinfercept.models.load import load
 from jinfercept.models.mesh import ModelMesh
 from jinfercept.runner.runner import ModelRunner
@@ -103,60 +101,6 @@ def test_rows_begin_from_the_same_state() -> None:
     forks = [chunk(slot, PREFIX, ends[slot], 1 + slot, tokens[slot], state_from=6, own=PREFIX) for slot in range(3)]
     _, *results = run(made, plan(first), plan(*forks), after)
     same(results, expected)
-    made.close()
-
-
-@pytest.mark.parametrize("pinned", [True, False])
-def test_a_sequence_goes_on_from_a_state_that_was_on_the_host(pinned: bool) -> None:
-    """It leaves beside another one's compute, whose state takes its slot, and comes back to other slots."""
-    made = runner(pinned_memory=pinned)
-    own, other = PROMPTS[0], PROMPTS[1]
-    parts = [chunk(0, 0, PREFIX, 1, own), chunk(0, PREFIX, 60, 1, own), chunk(0, 60, 61, 1, own)]
-    expected = run(made, *map(plan, parts))
-    alone = run(made, *(plan(chunk(1, start, start + 9, 2, other)) for start in (0, 9, 18)))
-    made.reset()
-    first = run(made, plan(parts[0]))
-    moving = run(
-        made,
-        plan(chunk(1, 0, 9, 2, other), offload=[PageCopy(1, 0)]),
-        plan(offload=[PageCopy(2, 1)]),
-        plan(fetch=[PageCopy(1, 1)]),
-        plan(chunk(1, 9, 18, 1, other), fetch=[PageCopy(3, 0)]),
-        plan(fetch=[PageCopy(5, 0), PageCopy(6, 1)], drop=(0,), offload=[PageCopy(1, 0)]),
-        plan(fetch=[PageCopy(2, 0)], drop=(0, 1)),
-        plan(chunk(1, 18, 27, 2, other)),
-    )
-    same(moving, alone)
-    assert made.second is not None
-    assert not made.second.host
-    for slot in (3, 5):
-        returned = chunk(0, PREFIX, 60, slot, own)
-        same(first + run(made, plan(returned), plan(parts[2]._replace(new_pages=()))), expected)
-    made.close()
-
-
-def test_transfers_of_states_are_hidden_as_those_of_pages_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, put, seen = runner(), jax.device_put, list[str]()
-    calls = type(made.executables).__getitem__
-
-    def noting_call(run: Any, key: Any) -> Any:
-        seen.append(key if isinstance(key, str) else key[0])
-        return calls(run, key)
-
-    def noting_put(what: Any, where: Any) -> Any:
-        leaves = jax.tree.leaves(what)
-        seen.append("upload" if isinstance(leaves[0], np.ndarray) else f"{len(leaves)} to {where.memory_kind}")
-        return put(what, where)
-
-    run(made, plan(chunk(0, 0, 8, 1, PROMPTS[0]), offload=[PageCopy(2, 0)]))
-    monkeypatch.setattr(type(made.executables), "__getitem__", noting_call)
-    monkeypatch.setattr(jax, "device_put", noting_put)
-    chunks = (chunk(0, 8, 16, 1, PROMPTS[0])._replace(score=None),)
-    moves = WindowCopies([PageCopy(3, 1)], [PageCopy(4, 0)])
-    made.submit(StepPlan(0, BUCKET, chunks, fetch=(), offload=(PageCopy(50, 0),), window=moves))
-    out = ["gather", "1 to pinned_host", "gather", "1 to pinned_host"]
-    expected = ["embed", "1 to device", *out, "layers", "layers", "scatter", "head", "sample"]
-    assert seen == expected, "states of one dtype are one array"
     made.close()
 
 

@@ -10,9 +10,7 @@ from benchmarks.prepared_batch import prepare
 from jinfercept.pallas.layouts.pages import OUT_OF_RANGE, VectorPart, as_array
 from jinfercept.pallas.work_schedule import WorkCut
 from jinfercept.runner.packing import ALIGNED, PackedShape, enter, in_place, pack, packed_size, unpack
-from jinfercept.runner.packing_samples import pack_samples, sampled_rows, unpack_samples
-from jinfercept.sampling_params import SamplingParams
-from jinfercept.sched.plan import FROM_DEVICE, Chunk, NewPages, Sample, WindowEntries, draw_options
+from jinfercept.sched.plan import FROM_DEVICE, Chunk, NewPages, Sample, WindowEntries
 
 PAGE_SIZE, PAGES, SLOTS, WINDOW = 4, 10, 8, 10
 SHAPE = PackedShape(num_tokens=40, num_rows=SLOTS, pages_per_row=PAGES)
@@ -122,54 +120,6 @@ def _from_window(chunk: Chunk) -> WindowEntries:
     first = max(0, chunk.start - WINDOW + 1) // PAGE_SIZE
     num_pages = -(-(chunk.start + len(chunk.tokens)) // PAGE_SIZE) - first
     return WindowEntries(first, range(500 + PAGES * chunk.slot, 500 + PAGES * chunk.slot + num_pages))
-
-
-@given(plans())
-def test_every_sample_knows_its_token(chunks: tuple[Chunk, ...]) -> None:
-    samples = jnp.asarray(pack_samples(sampled_rows(chunks), SLOTS, SLOTS))
-    rows = jax.tree.map(np.asarray, unpack_samples(samples))
-    ends = np.cumsum([len(chunk.tokens) for chunk in chunks])
-    drawn = [(end, chunk) for end, chunk in zip(ends, chunks, strict=True) if chunk.sample is not None]
-    for row, (end, chunk) in enumerate(drawn):
-        assert chunk.sample is not None
-        assert rows.token_index[row] == end - 1
-        assert rows.slot[row] == chunk.slot
-        halves = [int(half[row]) & 0xFFFFFFFF for half in (rows.key_high, rows.key_low)]
-        assert halves[0] << 32 | halves[1] == chunk.sample.random_key
-        assert rows.position[row] == chunk.start + len(chunk.tokens)
-        assert np.asarray(rows.temperature)[row : row + 1].view(np.float32)[0] == np.float32(chunk.sample.temperature)
-    assert np.all(np.asarray(rows.slot)[len(drawn) :] == SLOTS)
-
-
-def test_every_sample_knows_its_options_and_those_without_have_none() -> None:
-    params = SamplingParams(top_k=7, top_p=0.5, min_p=0.25, repetition_penalty=1.5, presence_penalty=-1, min_tokens=2)
-    options = draw_options(params, frozenset({2}))
-    optioned, plain = Sample(1.0, 3, options, forbids_end=True), Sample(0.5, 4)
-    chunks = tuple(Chunk(slot, 8, (1,), (), sample) for slot, sample in enumerate((plain, optioned)))
-    rows = unpack_samples(jnp.asarray(pack_samples(sampled_rows(chunks), 3, SLOTS)))
-    assert rows.remembered.tolist() == rows.ends_forbidden.tolist() == [0, 1, 0]
-    assert rows.top_k.tolist() == [0, 7, 0]
-    assert rows.top_p.tolist() == [1.0, 0.5, 1.0]
-    assert rows.min_p.tolist() == [0.0, 0.25, 0.0]
-    assert rows.repetition.tolist() == [1.0, 1.5, 1.0]
-    assert rows.presence.tolist() == [0.0, -1.0, 0.0]
-    assert rows.frequency.tolist() == [0.0, 0.0, 0.0]
-
-
-def test_a_row_reads_its_own_state_or_for_one_plan_another_one() -> None:
-    shape, states, tables = (
-        SHAPE._replace(has_states=True),
-        np.zeros(SLOTS, np.int32),
-        np.zeros((SLOTS, PAGES), np.int32),
-    )
-    news = (NewPages(0, [1], 4), NewPages(0, [2], 3, state_from=5)), ((), NewPages(1, [3], 3)), ((), ())
-    for entries, sources in zip(news, ([4, 5], [4, 3], [4, 3]), strict=True):
-        chunks = tuple(Chunk(slot, 3, (slot,), new, None) for slot, new in zip((6, 1), entries, strict=True))
-        enter(chunks, tables, states)
-        batch = unpack(jnp.asarray(pack(chunks, tables, PAGE_SIZE, shape, states)), jnp.arange(SLOTS), shape)
-        assert batch.states.slots[:2].tolist() == [4, 3]
-        assert batch.states.sources[:2].tolist() == sources
-        assert unpack(jnp.asarray(pack(chunks, tables, PAGE_SIZE, SHAPE)), jnp.arange(SLOTS), SHAPE).states is None
 
 
 def test_without_adapters_windows_and_states_a_step_uploads_nothing_for_them() -> None:

@@ -96,21 +96,6 @@ def test_noise_does_not_move_the_break() -> None:
         assert fit.per_query_s == pytest.approx(0.0000625, rel=0.06)
 
 
-def test_the_order_of_points_does_not_matter() -> None:
-    points = [(x, step_s(x)) for x in BUCKETS]
-    assert saturation(points[::-1]) == saturation(points)
-
-
-def test_steps_that_never_grow_saturate_at_the_largest_bucket() -> None:
-    fit = saturation([(x, 0.01) for x in BUCKETS])
-    assert fit[:3] == pytest.approx((0.01, 0.0, 0.0))
-    assert fit.query_tokens == 2048
-
-
-def test_steps_that_grow_from_the_start_saturate_at_the_smallest() -> None:
-    assert saturation([(x, 0.001 * x + 0.01) for x in BUCKETS]).query_tokens == 1
-
-
 def test_one_bucket_or_two_tell_what_they_can() -> None:
     assert saturation([(8, 0.1)]) == pytest.approx((0.1, 0.0, 0.0, 8))
     assert saturation([(1, 0.1), (8, 0.105)]).query_tokens == 8  # a difference of 5 % is noise

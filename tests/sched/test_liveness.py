@@ -9,7 +9,7 @@ from jinfercept.sched.policies import SETTINGS
 from jinfercept.sched.sequence import Sequence
 from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.workload import Script, Segment
-from tests.support.scheduler_scenarios import (
+from tests.support.scenario_run import (
     BUCKETS,
     ESTIMATORS,
     MAX_SEQS,

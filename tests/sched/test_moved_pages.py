@@ -19,7 +19,7 @@ from tests.support.fake_engine import (
     run_all,
     sampled_depths,
 )
-from tests.support.scheduler_scenarios import SIZE, Scenario, ScenarioRun
+from tests.support.scenario_run import SIZE, Scenario, ScenarioRun
 
 MOST = 2
 PROMPT, PARAMS = 12, SamplingParams(temperature=0.0, max_tokens=9)

@@ -1,4 +1,4 @@
-"""How a server's process starts, drains and ends, and what its log says of requests."""
+"""How a server's process starts, drains and ends, what its log says of requests, and how much Python a step takes."""
 
 import gc
 import io
@@ -11,10 +11,12 @@ import sys
 import textwrap
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import httpx2
@@ -22,6 +24,7 @@ import numpy as np
 import openai
 import pytest
 
+import jinfercept
 from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError
 from jinfercept.models.protocol import Params
@@ -33,10 +36,10 @@ from jinfercept.serve.process import frozen_heap
 from jinfercept.serve.serve import DrainingServer, listen
 from jinfercept.serve.service import Service
 from tests.support.chat_templates import QWEN
-from tests.support.engine_state import engine_state
+from tests.support.engine_state import engine_of, engine_state
 from tests.support.gate import Gate
-from tests.support.live_server import MODEL, Running, running, until
-from tests.support.pretend import failing_counts, failing_steps
+from tests.support.live_server import MODEL, Running, prompt_of, running, until
+from tests.support.pretend import failing_counts
 from tests.support.scripted_model import Make, Scripted
 from tests.support.tool_server import ALL, asks, says, shop
 from tests.support.tool_server import QUESTION as SHOPPING
@@ -75,6 +78,8 @@ def test_garbage_that_is_made_while_the_heap_is_frozen_is_collected() -> None:
 
 
 QUESTION: Any = [{"role": "user", "content": "Go on for ever."}]
+
+
 LONG: Any = {
     "model": MODEL,
     "messages": QUESTION,
@@ -193,21 +198,6 @@ def test_the_line_of_a_request_that_a_shutdown_ended_says_so(
     assert (line["status"], line["finish_reason"]) == (200 if stream else 503, "abort")
     assert line["completion_tokens"] > 5
     assert line["prompt_tokens"] > 0
-
-
-def test_the_line_of_a_request_that_the_engine_lost_says_so(
-    scripted: Scripted, caplog: pytest.LogCaptureFixture
-) -> None:
-    scripted.follow()
-    caplog.set_level(logging.INFO, "jinfercept.serve")
-    with running(scripted.llm) as server:
-        with failing_steps():
-            answer = server.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 9})
-        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "engine_error")
-        assert server.http.get("/health").status_code == 200  # it has recovered
-        until(lambda: any(record.name == "jinfercept.serve" for record in caplog.records))
-    [record] = [record for record in caplog.records if record.name == "jinfercept.serve"]
-    assert json.loads(JsonFormatter().format(record))["finish_reason"] == "error"
 
 
 def test_logits_that_are_no_numbers_are_an_error_of_every_dialect(served: Running, scripted: Scripted) -> None:
@@ -396,3 +386,49 @@ def test_no_text_of_a_client_makes_a_line_of_its_own_in_the_log() -> None:
     line = TextFormatter().format(record)
     assert line.endswith(r" INFO tool x\n2026 INFO key=admin\x1b[2J\u2028é")
     assert line.isprintable()
+
+
+PACKAGE = str(Path(jinfercept.__file__).parent)
+
+
+MESSAGES = [{"role": "user", "content": "Count"}]
+
+
+MOST_CALLS = 150
+
+
+MOST_FILES = 60
+
+
+def test_a_decode_step_of_a_streamed_chat_makes_few_calls_in_few_files(
+    scripted: Scripted, served: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripted.follow(prompt_of(scripted, MESSAGES) + "one two three " * 30 + "<|im_end|>")
+    monkeypatch.setattr(engine_of(served.llm), "_check", False)
+    _called(served, 64)
+    few, many = _called(served, 64), _called(served, 192)
+    calls = {place: (count - few[place]) / 128 for place, count in many.items()}
+    each = {place for place, per_step in calls.items() if per_step > 0.5}
+    assert sum(calls.values()) <= MOST_CALLS, sorted(((n, *place) for place, n in calls.items()), reverse=True)[:40]
+    assert len({file for file, _ in each}) <= MOST_FILES
+
+
+def _called(served: Running, max_tokens: int) -> Counter[tuple[str, str]]:
+    """Calls of the package's functions while a chat of so many tokens is streamed, by file and name."""
+    entered: list[tuple[str, str]] = []
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
+            entered.append((frame.f_code.co_filename, frame.f_code.co_qualname))
+
+    body = {"messages": MESSAGES, "max_tokens": max_tokens, "temperature": 0, "stream": True}
+    threading.setprofile_all_threads(note)
+    try:
+        with served.http.stream("POST", "/v1/chat/completions", json=body) as reply:
+            num_chunks = sum(line.startswith("data: ") for line in reply.iter_lines())
+    finally:
+        threading.setprofile_all_threads(None)
+        sys.setprofile(None)
+    assert num_chunks >= max_tokens
+    served.wait_idle()
+    return Counter(entered)

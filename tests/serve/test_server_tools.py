@@ -12,7 +12,7 @@ from jinfercept.serve.server_tools import open_server_tools
 from tests.support.engine_state import engine_state
 from tests.support.live_server import END, Running, until
 from tests.support.scripted_model import Scripted
-from tests.support.tool_server import ALL, CUT, QUESTION, ask, ask_and_leave, asks, called, returned, says, shop
+from tests.support.tool_server import ALL, QUESTION, ask, ask_and_leave, asks, called, returned, says, shop
 
 LAMP = [*QUESTION, called("Let me see.", ("price", "lamp")), returned("23")]
 
@@ -43,15 +43,6 @@ def test_a_stream_shows_the_same_and_tells_of_calls_beside_it(server: Running, s
     assert chunks[-1].usage.completion_tokens == len("Let me see.\n" + asks("price", "lamp") + "It costs 23.") + 2
 
 
-def test_without_calls_the_list_of_the_servers_calls_is_there_and_empty(server: Running, scripted: Scripted) -> None:
-    says(scripted, server, "No idea.", QUESTION)
-    assert ask(server, QUESTION).jinfercept == {"server_calls": []}
-    last = list(ask(server, QUESTION, stream=True))[-1]
-    assert (last.choices[0].finish_reason, last.jinfercept) == ("stop", {"server_calls": []})
-    for none in (None, {"jinfercept": {"priority": 0}}, {"jinfercept": {"server_tools": False}}):
-        assert not hasattr(ask(server, QUESTION, extra_body=none, max_tokens=1), "jinfercept")
-
-
 @pytest.mark.parametrize(
     ("name", "item", "status"),
     [
@@ -64,11 +55,6 @@ def test_no_call_imitates_the_mark_by_which_the_places_of_results_are_found(
 ) -> None:
     says(scripted, server, asks(name, item), QUESTION)
     assert ask(server, QUESTION, max_tokens=200).jinfercept["server_calls"][0]["status"] == status
-
-
-def test_text_completions_refuse_the_servers_tools(server: Running) -> None:
-    with pytest.raises(openai.BadRequestError, match="calls no tools"):
-        server.client.completions.create(model="scripted", prompt="a", extra_body=ALL)
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "completions", "responses"])
@@ -129,30 +115,6 @@ def test_of_two_tools_of_one_name_the_clients_is_called_by_the_client(server: Ru
     says(scripted, server, asks("price"), QUESTION, own=[own], only=["hang"])
     [call] = ask(server, QUESTION, tools=[own]).choices[0].message.tool_calls
     assert call.function.name == "price"
-
-
-def test_failures_and_long_results_are_read_by_the_model(server: Running, scripted: Scripted) -> None:
-    for call, status, text in (
-        (("price", "moon"), "error", "error: ValueError: not for sale"),
-        (("price", "list"), "too_large", CUT),
-        (("price", ""), "empty", "(nothing)"),
-        (("hang", None), "timeout", "error: TimeoutError: it took longer than 0.3 s"),
-    ):
-        says(scripted, server, "I see.", [*QUESTION, called("", call), returned(text)])
-        done = ask(server, QUESTION)
-        assert done.choices[0].message.content == "I see."
-        assert done.jinfercept["server_calls"][0]["status"] == status
-
-
-def test_the_limit_of_rounds_ends_an_answer(server: Running, scripted: Scripted) -> None:
-    says(scripted, server, asks("price", "pen"), LAMP)
-    for rounds, told in ((1, [("price", "ok"), ("price", "not_run")]), (0, [("price", "not_run")])):
-        body = {"server_tools": True, "max_rounds": rounds}
-        done = ask(server, QUESTION, extra_body={"jinfercept": body})
-        [choice] = done.choices
-        assert (choice.message.content, choice.message.tool_calls) == ("Let me see.", None)
-        assert (choice.finish_reason, choice.stop_reason) == ("length", "max_rounds")
-        assert [(call["name"], call["status"]) for call in done.jinfercept["server_calls"]] == told
 
 
 @pytest.mark.parametrize("stream", [False, True])

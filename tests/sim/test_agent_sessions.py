@@ -12,7 +12,6 @@ from jinfercept.chat.detector import ScriptedDetector
 from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError
 from jinfercept.outputs import CompletionOutput, RequestMetrics, RequestOutput
-from jinfercept.sched.named_profiles import PROFILES
 from jinfercept.sim import session_clients
 from jinfercept.sim.agent_sessions import TOOL, ScriptedSession, ScriptedTurn, SubAgent
 from jinfercept.sim.session_clients import SessionClients, SessionLoad, session_tokens
@@ -149,17 +148,6 @@ def test_the_edge_set_is_read_with_its_tools_and_short_pauses() -> None:
     assert all(session.longest < 32_000 for session in sessions)
 
 
-def test_the_first_sessions_may_begin_midway_and_their_whole_prompt_is_new_then() -> None:
-    load = SessionLoad([session(1.0, 1.0, 1.0, 1.0)], seed=2, live=1, midway=True)
-    clients = SessionClients(load, session_tokens)
-    prompt = prompt_of_next(clients, 200.0)
-    [record] = clients.records
-    assert record.turn > 0
-    assert record.prompt == len(prompt) > 20
-    assert record.new == record.prompt - 8
-    assert prompt_of_next(clients, 300.0)[: len(prompt)] == prompt
-
-
 def test_more_sessions_that_begin_midway_include_those_of_fewer() -> None:
     def begun(live: int) -> list[tuple[int, int]]:
         sessions = [session(*[1.0] * length) for length in (3, 7, 11, 19)]
@@ -213,15 +201,6 @@ def prompt_of_next(clients: SessionClients, now: float) -> Sequence[int]:
     return tuple(request.prompt_token_ids)
 
 
-def test_a_session_that_ends_is_replaced_by_the_next() -> None:
-    report = simulation().run(SessionLoad([session(0.5), session(0.1, 0.1)], seed=1, live=3, duration_s=20.0))
-    assert report["finished_sessions"] > 6
-    assert report["sessions"] - report["finished_sessions"] <= 3
-    assert report["unfinished"] <= 3
-    assert report["completed_per_s"] >= report["goodput_per_s"] > 0
-    assert report["turn_delay_s"]["mean"] > 0.01
-
-
 def test_a_turn_that_is_not_served_counts_with_its_time_so_far() -> None:
     waiting = simulation(duration_s=1.0, max_num_seqs=1)
     report = waiting.run(SessionLoad([session(0.0, prompt=50)], seed=1, live=8, duration_s=1.0))
@@ -248,13 +227,6 @@ def test_the_time_of_sessions_at_the_door_is_reported_beside_the_delays_of_turns
         assert report["door_s"]["mean"] > served["door_s"]["mean"] == 0.0
         assert report["completed_per_s"] > 0.9 * served["completed_per_s"]
     assert queued["within_limits_share"] > served["within_limits_share"]
-
-
-def test_a_returning_turn_computes_only_what_is_new() -> None:
-    load = SessionLoad([session(0.5, 0.5)], seed=1, rate=0.1, duration_s=15.0)
-    report = simulation(kv_tokens=640).run(load)
-    assert report["recomputed_tokens"] == 0
-    assert report["cached_share"] > 0.5
 
 
 def test_an_oracle_knows_a_call_until_the_policy_has_seen_that_it_returned() -> None:
@@ -300,8 +272,3 @@ def test_simulate_plays_a_trace_of_sessions(tmp_path: Path, capsys: pytest.Captu
     assert "no session of the trace fits" in capsys.readouterr().err
     assert main(["simulate", "--live", "2"]) == 2
     assert "--live needs a trace of sessions" in capsys.readouterr().err
-
-
-def test_profiles_by_data_sheet_count_attention() -> None:
-    for name in ("llama-3-8b-h100", "llama-3-70b-8xa100", "qwen2.5-32b-fp8-h100"):
-        assert PROFILES[f"roofline-{name}-attention"].per_pair_s > 0

@@ -1,19 +1,22 @@
-"""Simulations: what is reported, what a plan costs, and what depth, buckets and the engine's own time change."""
+"""Simulations: what is reported, what a plan costs, what depth, buckets and the engine's own time change, and that the plans
+are those of an engine that computes."""
 
 import math
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
 
 from jinfercept.engine.meter.ledger import Prices
 from jinfercept.errors import ConfigError
 from jinfercept.kv.page import PageCopy
-from jinfercept.sched.plan import Chunk, StepPlan
+from jinfercept.sched.plan import FROM_DEVICE, Chunk, StepPlan
 from jinfercept.sched.policies import SETTINGS
 from jinfercept.sched.profile import Profile
 from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.simulation import BOUNDS, Simulation
 from jinfercept.sim.workload import Script, Segment
+from tests.support.scenario_run import Scenario, ScenarioRun, scenarios
 
 PROFILE = Profile(
     name="small",
@@ -81,16 +84,6 @@ def test_planning_ahead_costs_a_sample_and_hides_the_engines_own_time() -> None:
     assert slow[1] - quick[1] < 4 * 0.005
 
 
-def test_a_call_shorter_than_the_engines_own_time_moves_nothing() -> None:
-    instant = [arrival(0.05 * number, call_s=1e-4) for number in range(12)]
-    seen, unseen = (
-        simulation("swap", depth=1, kv_tokens=1000, host_s=host_s).run(instant)["copied_out_tokens"]
-        for host_s in (0.0, 0.001)
-    )
-    assert seen > 0
-    assert unseen == 0
-
-
 def test_what_is_unfinished_when_the_time_is_over_is_counted() -> None:
     report = simulation(duration_s=1.0).run([arrival(0.0), arrival(0.0, call_s=10.0)])
     assert report["unfinished"] == 1
@@ -106,12 +99,6 @@ def test_a_run_ends_with_those_who_come_back(policy: str) -> None:
     assert report["useful_tokens"] == 4 * 15
     assert report["simulated_s"] < 5.0
     assert report["latency_s"]["mean"] < 5.0
-
-
-def test_requests_may_have_longer_to_finish_than_to_arrive() -> None:
-    late = [arrival(0.0, calls=1, call_s=10.0)]
-    assert simulation(duration_s=1.0).run(late)["unfinished"] == 1
-    assert simulation(duration_s=1.0, drain_s=20.0).run(late)["unfinished"] == 0
 
 
 def test_whole_prompts_need_a_step_that_holds_the_longest_sequence() -> None:
@@ -131,3 +118,33 @@ def test_transfers_hide_behind_compute_unless_they_are_synchronous() -> None:
     assert Prices(PROFILE, 4, synchronous=True)(plan) == pytest.approx((0.0108, 0.020))
     assert Prices(PROFILE, 4, synchronous=True, free_transfers=True)(plan) == pytest.approx((0.0108, 0.0))
     assert Prices(PROFILE, 4, synchronous=False)(StepPlan(0, 0, offload=copies)) == pytest.approx((0.0, 0.020))
+
+
+def without_tokens(run: ScenarioRun) -> list[StepPlan]:
+    """The plans of a run, with every token that has a value set to 0."""
+    return [
+        replace(
+            plan,
+            chunks=tuple(
+                chunk._replace(tokens=tuple(token if token == FROM_DEVICE else 0 for token in chunk.tokens))
+                for chunk in plan.chunks
+            ),
+        )
+        for plan in (planned.plan for planned in run.plans)
+    ]
+
+
+def check(scenario: Scenario) -> None:
+    computed, simulated = ScenarioRun(scenario).run(), ScenarioRun(scenario, fake=False).run()
+    assert without_tokens(simulated) == without_tokens(computed)
+    assert simulated.clock.time == computed.clock.time
+    assert simulated.scheduler.counters == computed.scheduler.counters
+    assert simulated.outputs.keys() == computed.outputs.keys()
+    for number, output in computed.outputs.items():
+        assert simulated.outputs[number].metrics == output.metrics
+
+
+@settings(max_examples=25)
+@given(scenarios())
+def test_a_simulation_makes_the_plans_of_an_engine_that_computes(scenario: Scenario) -> None:
+    check(scenario)

@@ -1,4 +1,4 @@
-"""Sweeps: combinations in processes, failures as rows, and what `jinfercept simulate` says and writes."""
+"""Sweeps: combinations in processes, failures as rows, how seeds are ranked, and what `jinfercept simulate` says and writes."""
 
 import io
 import json
@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,11 @@ from rich.console import Console
 from jinfercept.cli.main import main
 from jinfercept.cli.simulate import drawer, load
 from jinfercept.cli.simulation_table import exit_status, table
-from jinfercept.errors import ConfigError
 from jinfercept.sched.named_profiles import PROFILES
 from jinfercept.sim.arrivals import Arrival
-from jinfercept.sim.reports import check_outputs, over_seeds, write_json
+from jinfercept.sim.reports import paired_ratio, ranking
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.sweep import INTERRUPTED, SimulatedLoad, SweepRun, sweep
-from jinfercept.sim.tables import number_text, numbers
 from jinfercept.sim.workload import Script, Segment
 
 GPTJ = PROFILES["paper-gptj-6b-a100"]
@@ -117,55 +114,6 @@ def test_simulate_writes_a_table_and_json(tmp_path: Path, capsys: pytest.Capture
     ]
 
 
-def test_one_file_that_fails_loses_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    if not Path("/dev/full").exists():
-        pytest.skip("this system has no /dev/full")
-    decisions = tmp_path / "decisions.jsonl"
-    files = ["--json", "/dev/full", "--decisions", str(decisions)]
-    assert main(["simulate", "--workload", "math", "--duration", "3", *files]) == 2
-    assert "not written; got /dev/full (No space left on device)" in capsys.readouterr().err
-    assert decisions.read_text()
-
-
-def test_asking_whether_a_file_can_be_written_leaves_it_as_it_was(tmp_path: Path) -> None:
-    old, new = tmp_path / "old", tmp_path / "new"
-    old.write_text("here")
-    check_outputs((("--json", old), ("--decisions", new), ("--other", None)))
-    assert old.read_text() == "here"
-    assert not new.exists()
-    check_outputs((("--json", "/dev/null"), ("--decisions", "/dev/null")))
-
-
-def test_json_has_null_where_numbers_are_not_finite(tmp_path: Path) -> None:
-    write_json(tmp_path / "x.json", [{"a": float("nan"), "b": (float("-inf"), 1.5)}])
-    assert json.loads((tmp_path / "x.json").read_text()) == [{"a": None, "b": [None, 1.5]}]
-
-
-def test_a_bound_has_no_waste(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", "--policy", "bound", "--rate", "0.01", "--duration", "1"]) == 0
-    assert capsys.readouterr().out.splitlines()[1].split()[-2] == "-"
-
-
-class Interrupted(list[Arrival]):
-    """Arrivals during which somebody presses Ctrl-C."""
-
-    def __iter__(self) -> Iterator[Arrival]:
-        raise KeyboardInterrupt
-
-
-def test_ctrl_c_makes_a_run_in_this_process_one_that_has_failed() -> None:
-    run = SweepRun(Simulation(GPTJ, "lru", duration_s=4.0), SimulatedLoad("math", 1.0, 0, Interrupted()))
-    assert sweep([run], 1, quiet()) == [run.failed(INTERRUPTED)]
-
-
-def test_a_single_run_is_a_list_of_one_report(tmp_path: Path) -> None:
-    out = tmp_path / "one.json"
-    assert main(["simulate", "--workload", "math", "--duration", "3", "--json", str(out)]) == 0
-    [report] = json.loads(out.read_text())
-    assert report["policy"] == "copy_ahead"
-    assert report["rate"] == 3.5
-
-
 def test_the_decisions_of_a_run_are_lines_that_add_up_to_its_report_and_change_nothing(tmp_path: Path) -> None:
     out, decisions = tmp_path / "out.json", tmp_path / "decisions.jsonl"
     flags = ["--duration", "5", "--kv-tokens", "6144", "--policy", "min_waste", "--json", str(out)]
@@ -177,17 +125,6 @@ def test_the_decisions_of_a_run_are_lines_that_add_up_to_its_report_and_change_n
     lines = [json.loads(line) for line in decisions.read_text().splitlines()]
     assert sum(line["copied_tokens"] for line in lines) == report["copied_out_tokens"] > 0
     assert {"at_s", "request_id", "tool", "state", "action", "why", "freed_pages"} < lines[0].keys()
-
-
-def test_chunked_prefill_changes_what_a_policy_does(tmp_path: Path) -> None:
-    first_token_s = []
-    for flag in ("--chunked-prefill", "--no-chunked-prefill"):
-        out = tmp_path / f"{flag}.json"
-        options = ["--workload", "math", "--duration", "3", "--policy", "lru", flag, "--json", str(out)]
-        assert main(["simulate", *options]) == 0
-        first_token_s.append(json.loads(out.read_text())[0]["ttft_s"]["mean"])
-    chunked, whole = first_token_s
-    assert chunked > whole  # a prompt of 405 tokens takes two steps of 384
 
 
 @pytest.mark.parametrize(
@@ -234,18 +171,30 @@ def test_a_trace_with_a_request_too_long_is_refused(tmp_path: Path, capsys: pyte
     assert "too long; got 5001" in capsys.readouterr().err
 
 
-def test_numbers_are_listed_with_commas_or_by_repetition() -> None:
-    assert numbers("--rate", ["3,1", "2", "3"], float) == [1.0, 2.0, 3.0]
-    with pytest.raises(ConfigError, match="--seed is not a number"):
-        numbers("--seed", ["1,"], int)
+def test_what_the_seeds_cannot_tell_apart_is_said() -> None:
+    values = {"a": {0: 1.0, 1: 2.0, 2: 3.0}, "b": {0: 1.1, 1: 1.9, 2: 3.2}, "c": {0: 2.0, 1: 4.1, 2: 5.9}}
+    lines = ranking(values)
+    assert [line.split(":")[0] for line in lines] == ["a", "b", "c"]
+    assert ["not to be told apart" in line for line in lines] == [False, True, False]
+    assert ranking(values, larger=True)[0].startswith("c: 4")
+    assert "too few seeds" in ranking({"a": {0: 1.0}, "b": {0: 2.0}})[1]
+    assert paired_ratio([(1.0, 1.0)]) is None
 
 
-def test_ranges_leave_failures_out() -> None:
-    reports = [{"x": 1.0}, {"error": "gone"}, {"x": 3.0}, {"x": None}]
-    assert over_seeds(reports, lambda report: report["x"]) == (2.0, 1.0, 3.0)
-    assert over_seeds(reports[1:2], lambda report: report["x"]) is None
+def trace(folder: Path) -> str:
+    calls = [[1000 + 60 * turn, 20, 940 + 60 * turn if turn else 0, 1.0, 0, "tool_use", "bash"] for turn in range(16)]
+    path = folder / "sessions.jsonl"
+    path.write_text("".join(f"{json.dumps({'id': f's{number}', 'calls': calls})}\n" for number in range(3)))
+    return str(path)
 
 
-def test_numbers_are_shown_short() -> None:
-    shown = [number_text(value) for value in (0.0, 7.0, 8.9831, 1234.5, 57_471, 317_123, 2_500_000)]
-    assert shown == ["0", "7", "8.983", "1234", "57.5k", "317k", "2.5M"]
+def test_a_warm_up_as_long_as_the_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "--duration", "20", "--warm-up", "30"]) == 2
+    assert "nothing that arrives would count; got --warm-up 30, --duration 20" in capsys.readouterr().err
+
+
+def test_simulate_ranks_policies_by_turn_delay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["simulate", "--trace", trace(tmp_path), "--live", "4", "--kv-tokens", "3000", "--duration", "8"]
+    assert main([*arguments, "--policy", "lru_host,lru", "--seed", "0,1", "--jobs", "1"]) == 0
+    ranked = capsys.readouterr().out.split("mean turn delay in s, the least first")[1]
+    assert "×" in ranked

@@ -13,10 +13,9 @@ import pytest
 
 from jinfercept.errors import ConfigError
 from jinfercept.sim.arrivals import (
-    Arrival,
     arrivals,
 )
-from jinfercept.sim.workload import MIXED_WEIGHTS, Script, Segment, draw, from_trace, generate, load_trace
+from jinfercept.sim.workload import MIXED_WEIGHTS, Script, Segment, draw, generate, load_trace
 
 SCRIPT = Script("chat", 1, (Segment(1, None, 0),))
 
@@ -27,21 +26,6 @@ def test_times_between_arrivals_are_those_of_a_poisson_process_with_the_rate() -
     gaps = [late.at_s - early.at_s for early, late in pairwise(drawn)]
     assert fmean(gaps) == pytest.approx(0.25, rel=0.05)
     assert pstdev(gaps) / fmean(gaps) == pytest.approx(1.0, rel=0.05)
-
-
-def test_arrivals_come_in_order_and_within_the_duration() -> None:
-    drawn = arrivals(lambda: SCRIPT, rate=10.0, duration_s=20.0, rng=Random(0))
-    times = [arrival.at_s for arrival in drawn]
-    assert times == sorted(times)
-    assert 0 <= times[0] <= times[-1] < 20.0
-
-
-def test_the_same_seed_gives_the_same_arrivals() -> None:
-    def run(seed: int) -> list[Arrival]:
-        rng = Random(seed)
-        return arrivals(lambda: draw("mixed", rng), rate=2.0, duration_s=30.0, rng=rng)
-
-    assert run(3) == run(3) != run(4)
 
 
 @pytest.mark.parametrize(
@@ -118,12 +102,6 @@ def write(path: Path, *requests: Any) -> Path:
 
 def request(*segments: Any, prompt: Any = 5, kind: Any = "math") -> dict[str, Any]:
     return {"kind": kind, "prompt": prompt, "segments": list(segments)}
-
-
-def test_a_script_counts_its_tokens() -> None:
-    script = Script("qa", 10, (Segment(4, 0.5, 3), Segment(2, 1.25, 0), Segment(6, None, 0)))
-    assert (script.generated, script.output_paper, script.context) == (12, 15, 25)
-    assert script.calls == 2
 
 
 def test_a_request_that_ends_with_a_call_ends_one_token_after_it(tmp_path: Path) -> None:
@@ -216,21 +194,6 @@ def test_persons_who_write_more_take_longer() -> None:
     slow = [s.returned for s in replies if s.call_s and s.call_s >= 40]
     quick = [s.returned for s in replies if s.call_s and s.call_s < 20]
     assert fmean(slow) > 5 * fmean(quick)
-
-
-def test_a_mix_follows_its_weights() -> None:
-    rng = Random(0)
-    kinds = Counter(draw("mixed", rng).kind for _ in range(NUM_DRAWS))
-    total = sum(MIXED_WEIGHTS.values())
-    assert kinds == pytest.approx({kind: NUM_DRAWS * weight / total for kind, weight in MIXED_WEIGHTS.items()}, rel=0.2)
-    assert {draw("mixed", rng, weights={"ve": 1, "qa": 0}).kind for _ in range(20)} == {"ve"}
-    assert draw("tts", rng).kind == "tts"
-
-
-def test_scripts_of_a_trace_are_drawn_with_replacement() -> None:
-    scripts = generated("qa", num=3)
-    drawn = from_trace(scripts, Random(0))
-    assert {drawn() for _ in range(50)} == set(scripts)
 
 
 def test_a_trace_of_too_many_digits_or_brackets_is_refused(tmp_path: Path) -> None:

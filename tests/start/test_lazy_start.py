@@ -19,7 +19,6 @@ from jinfercept.start.memory import FreeMemory
 from jinfercept.start.progress import StartDisplay
 from tests.support.pretend import quiet_after
 from tests.support.tiny_model import GOLDEN
-from tests.support.tool_runner import until
 
 FLAGS = {"dtype": "float32", "kv_tokens": 256, "max_num_seqs": 2, "max_num_batched_tokens": 32, "page_size": 4}
 PARAMS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -33,27 +32,6 @@ KINDS = [
     replace(PARAMS, allowed_token_ids=[5, 6, 7], min_tokens=3),
     replace(PARAMS, prompt_logprobs=1),
 ]
-PROMPTS = [{"prompt_token_ids": [1, 2, 3]}, {"prompt_token_ids": list(range(4, 40))}]
-
-
-def tokens(llm: LLM) -> list[list[int]]:
-    return [output.outputs[0].token_ids for output in llm.generate(PROMPTS, PARAMS)]
-
-
-def test_a_start_leaves_executables_to_a_thread_and_writes_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    profile = PROFILES["paper-gptj-6b-a100"]
-    with LLM(GOLDEN / "llama_gqa", profile=profile, lazy=False, **FLAGS) as llm:
-        expected, times = tokens(llm), llm.start_times
-    assert times.num_pending == 0
-    quiet_after(monkeypatch, 0.0)
-    with LLM(GOLDEN / "llama_gqa", profile=profile, **FLAGS) as llm:
-        run = llm.engine.setup.runner.executables
-        assert f"{llm.start_times.num_pending} more behind the first requests" in str(llm.start_times)
-        assert llm.start_times.num_pending >= 10
-        assert tokens(llm) == expected
-        until(lambda: not run.num_pending)
-        llm.restart()
-        assert tokens(llm) == expected
 
 
 def test_no_first_request_waits_for_an_executable(

@@ -16,7 +16,7 @@ from jinfercept.sched.plan import StepPlan
 from jinfercept.sched.profile import Profile
 from jinfercept.start import sizing
 from jinfercept.start.backend import CompileCounter
-from jinfercept.start.profiler import EFFORTS, Effort, deep_bucket, measure, profile_path, remember, remembered
+from jinfercept.start.profiler import EFFORTS, Effort, measure, profile_path, remember, remembered
 from tests.support.tiny_model import Workload, streams, tiny_llm, tiny_setup
 
 BUCKETS = {1: 0.010, 8: 0.010, 32: 0.030, 64: 0.062}
@@ -168,11 +168,6 @@ def test_the_hosts_work_for_a_step_is_hidden_where_the_device_is_asynchronous(ef
     assert all(step["profile_s"] == pytest.approx(step["seconds"]) for step in profile.tables["steps"])
 
 
-def test_a_step_takes_no_less_than_its_dispatch() -> None:
-    profile, _ = measured(EFFORTS["quick"], runner=AsynchronousRunner(SHAPE, dispatch_s=0.02))
-    assert profile.bucket_s == pytest.approx((0.02, 0.02, BUCKETS[32], BUCKETS[64]), rel=0.02)
-
-
 @pytest.mark.parametrize(
     ("make_runner", "deepest", "bucket"), [(PricedRunner, 2048, 8), (AsynchronousRunner, 32_768, 64)]
 )
@@ -186,19 +181,6 @@ def test_chunks_are_as_deep_as_the_device_can_afford(
     sizes = [8, 32, 64] if effort.every_bucket else [bucket]
     assert chunks == {size: deepest - size for size in sizes}
     assert profile.per_pair_s == pytest.approx(1e-6)
-
-
-def test_a_deep_chunk_has_as_many_tokens_before_it() -> None:
-    short = replace(SHAPE, num_pages=8)  # of 32 tokens together
-    assert [deep_bucket(short, asynchronous) for asynchronous in (False, True)] == [8, 8]
-    assert [deep_bucket(SHAPE, asynchronous) for asynchronous in (False, True)] == [8, 32]
-    assert deep_bucket(replace(short, num_pages=3), True) is None
-
-
-def test_impatience_leaves_the_large_buckets_to_a_rule_of_three() -> None:
-    profile, _ = measured(EFFORTS["quick"]._replace(timeout_s=0.14))
-    assert profile.bucket_tokens == (1, 8, 32)
-    assert profile.step_s(64, 0) == pytest.approx(2 * BUCKETS[32])
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

@@ -1,4 +1,5 @@
-"""`python -m studies agents`: policies and orders in cells, at given numbers of sessions and at the most within limits."""
+"""`python -m studies agents`: policies and orders in cells, at given numbers of sessions and at the most within limits;
+the search for the latter."""
 
 import json
 from collections.abc import Sequence
@@ -12,14 +13,14 @@ from jinfercept.sched.named_profiles import PROFILES
 from jinfercept.sim.agent_sessions import ScriptedSession
 from jinfercept.sim.session_clients import SessionLoad
 from jinfercept.sim.simulation import Simulation
-from jinfercept.sim.sweep import Report, SimulatedLoad, SweepRun
+from jinfercept.sim.sweep import INTERRUPTED, Report, SimulatedLoad, SweepRun
 from jinfercept.sim.trace_files import load_sessions
 from studies.__main__ import main
-from studies.agents.cells import ORDERS, AgentCell, AgentModel, contenders, play, search
-from studies.agents.command import StudyAgents
+from studies.agents.cells import ORDERS, AgentCell, AgentModel, contenders, play
 from studies.agents.report import matrix_answer, ratio_text, search_answer
-from studies.agents.within_limits import most_kept
+from studies.agents.within_limits import KEPT_SHARE, MOST_LIVE, most_kept, most_within_limits, next_live
 from studies.answer import FinishedRuns, StudyEffort
+from tests.sim.test_agent_sessions import session
 
 SMALL = AgentModel("small", "roofline-llama-3-8b-h100-attention", 12_800)
 
@@ -47,6 +48,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> AgentModel:
 
 
 EFFORT = InProcess(True, 1, 0, Console(quiet=True))
+
+
 COMPARED = contenders(["lru_host", "copy_ahead+missing_work"])
 
 
@@ -80,28 +83,6 @@ def test_a_search_has_the_agents_of_each_cell_with_their_spread_and_a_picture() 
     assert "| lru_host | missing_work | 6 (4–8) | 6 (4–8) |" in page
     assert "1.00 (1.00–1.00)" in study.findings[0]
     assert len(study.panels) == 1
-
-
-class NineServed(StudyEffort):
-    """Answers without playing: nine sessions keep the limits, ten do not."""
-
-    def play(self, runs: Sequence[SweepRun]) -> list[Report]:
-        return [{"within_limits_share": 1.0 if len(run.load.arrivals) < 10 else 0.5} for run in runs]
-
-
-def test_a_search_plays_sessions_that_begin_midway(small: AgentModel, trace: Path) -> None:
-    effort = NineServed(True, 1, 0, Console(quiet=True))
-    tried = search(
-        effort, load_sessions(trace), [AgentCell(small, None, 1.0)], COMPARED[:1], num_seeds=2, duration_s=9.0
-    )
-    assert {seed: most_kept(shares) for (_, _, seed), shares in tried.items()} == {0: 9, 1: 9}
-
-
-def test_cells_are_chosen_by_their_parts() -> None:
-    chosen = StudyAgents(model=("70B",), device=("0.1,0.5",), host=("2",)).cells()
-    assert [str(cell) for cell in chosen] == [f"70B, 8 × A100, device {device} ×, host 2 ×" for device in (0.1, 0.5)]
-    assert [cell.live for cell in chosen] == [38, 8]
-    assert [str(cell) for cell in StudyAgents(within_limits=True).cells()] == ["8B, H100, host 1 ×"]
 
 
 def test_every_policy_is_compared_under_every_order_that_it_admits() -> None:
@@ -167,3 +148,35 @@ def test_policies_are_compared_under_the_same_order_by_paired_seeds(capsys: pyte
 def test_the_interval_of_a_ratio_is_that_of_its_pairs() -> None:
     assert ratio_text([(2.0, 1.0)]) == "2.00"
     assert ratio_text([(1.0, 1.0), (4.0, 1.0), (2.0, 1.0)]) == "2.33 (0.36–11.18)"
+
+
+def run_of(trial: int, live: int) -> SweepRun:
+    simulation = Simulation(PROFILES["paper-gptj-6b-a100"], "lru")
+    return SweepRun(simulation, SimulatedLoad("agents", 0.0, trial, SessionLoad([session()], trial, live)))
+
+
+@pytest.mark.parametrize("most", [0, 1, 5, 8, 9, 11, 40])
+def test_the_search_ends_at_the_most_sessions_that_keep_the_limits(most: int) -> None:
+    steps = list[int]()
+
+    def play(runs: Sequence[SweepRun]) -> list[Report]:
+        steps.append(len(runs))
+        return [{"within_limits_share": KEPT_SHARE if len(run.load.arrivals) <= most else 0.9} for run in runs]
+
+    tried = most_within_limits([1, 2], run_of, play)
+    assert [most_kept(shares) for shares in tried.values()] == [most, most]
+    assert set(steps) == {2}
+    assert len(steps) <= 10
+
+
+def test_a_share_above_one_that_failed_counts_and_the_search_is_bounded() -> None:
+    assert next_live({8: 0.9, 12: 0.97, 18: 0.5}) == 15
+    assert most_kept({8: 0.9, 12: 0.97, 18: 0.5}) == 12
+    assert next_live({MOST_LIVE: 1.0}) is None
+    assert next_live({1: 0.2}) is None
+
+
+@pytest.mark.parametrize(("error", "raised"), [("ValueError: no", ConfigError), (INTERRUPTED, KeyboardInterrupt)])
+def test_a_run_that_failed_ends_the_search(error: str, raised: type[BaseException]) -> None:
+    with pytest.raises(raised):
+        most_within_limits([1], run_of, lambda runs: [{"error": error} for _ in runs])

@@ -8,18 +8,11 @@ from rich.console import Console
 
 from studies.__main__ import main
 from studies.answer import StudyEffort
-from studies.deciding.crowd import MEAN_CALL_S, MOST_CONTEXT, Crowd
+from studies.deciding.crowd import MOST_CONTEXT, Crowd
 from studies.deciding.report import contenders
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DURATION_S = 400.0
-
-
-def calls_s(crowd: Crowd) -> list[float]:
-    """Seconds of the calls that return."""
-    scripts = [script for _, script in crowd.load(DURATION_S, 0).arrivals]
-    durations_s = [segment.call_s for script in scripts for segment in script.segments if segment.call_s is not None]
-    return [seconds for seconds in durations_s if seconds < DURATION_S]
 
 
 @pytest.mark.parametrize("returning", [1.0, 0.3])
@@ -32,11 +25,6 @@ def test_as_many_clients_return_as_asked_for(returning: float) -> None:
     assert all(
         script.segments[-2].call_s == 4 * DURATION_S for script, left in zip(scripts, leave, strict=True) if left
     )
-
-
-@pytest.mark.parametrize("spread", [0.0, 1.0, 1.5])
-def test_calls_last_as_long_on_average_whatever_their_spread(spread: float) -> None:
-    assert fmean(calls_s(Crowd(1000.0, 1.0, spread))) == pytest.approx(MEAN_CALL_S, rel=0.1)
 
 
 def test_a_crowd_that_leaves_asks_for_as_many_tokens_per_second() -> None:
@@ -67,12 +55,3 @@ def test_a_policy_of_the_users_own_is_compared_too() -> None:
     place = f"{EXAMPLES / 'own_policy.py'}:LastBackFirst"
     names = [contender.name for contender in contenders(StudyEffort(True, 1, 0, Console(), (place, "swap")))]
     assert names == ["copy_ahead", "lru_host", "copy_ahead, MemoryTime", "LastBackFirst", "swap"]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [(["--policy", "nowhere.py:Mine"], "no such file for a policy"), (["--jobs", "0"], "--jobs is too small")],
-)
-def test_wrong_options_are_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["deciding", "--quick", *words]) == 2
-    assert message in capsys.readouterr().err

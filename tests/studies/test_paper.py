@@ -1,23 +1,17 @@
-"""`python -m studies paper`: loads at equal latency, the published numbers, and the report from both."""
+"""`python -m studies`, its overview and help, and `paper`: loads at equal latency, the published numbers, and the report."""
 
 import csv
-import os
-import signal
-import threading
-import time
-from dataclasses import replace
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from jinfercept.errors import ConfigError
-from jinfercept.sched.named_profiles import PROFILES
-from jinfercept.sched.policies import SETTINGS
-from studies.__main__ import main
+from studies.__main__ import COMMANDS, main
 from studies.capacity import Capacity, capacity, capacity_ratio, latency_threshold
 from studies.paper.command import FIGURE
-from studies.paper.report import ABLATION, WIDE_STEPS, Study, Summary, load_figure, markdown, panels, waste_shares
+from studies.paper.report import Study, Summary, load_figure, markdown, panels
 from studies.plots import Bars, CurvePanel
 
 GPTJ = "paper-gptj-6b-a100"
@@ -101,94 +95,6 @@ def test_the_report_compares_loads_at_equal_latency() -> None:
     assert "50.0 ms per token" in text
 
 
-def test_the_report_reads_waste_and_ablation_where_discard_is_past_its_limit() -> None:
-    text = markdown(a_summary())
-    waste = rows(text, "### Waste at 2 requests/s")
-    assert waste["discard"] == ["1.00", "2.00", "0.00", "0.00", "3.00", "27", "40.0"]
-    assert "bound" not in waste
-    ablation = rows(text, "### Ablation at 2 requests/s")
-    assert list(ablation) == [setting.policy for setting in ABLATION]
-    assert ablation["discard"] == ["vLLM of the time", "50.0", "", ""]
-    assert ablation["improved_discard"][1:] == ["-", "", "-24.5%"]
-
-
-def test_the_report_has_every_rate_and_every_kind() -> None:
-    text = markdown(a_summary())
-    assert rows(text, "### Figure 2") == {
-        "discard": ["10.0", "50.0", "250", "-"],
-        "min_waste": ["10.0", "20.0", "31.2", "50.0"],
-        "bound": ["1.0", "1.0", "1.0", "-"],
-    }
-    assert rows(text, "Requests left unfinished")["discard"] == ["10", "10", "10", "-"]
-    assert rows(text, "### Each kind alone") == {"chat": ["9", "12.0"]}
-
-
-def test_shares_of_waste_are_of_the_pool_over_the_run() -> None:
-    assert waste_shares(a_report("lru", 1.0, 10.0)) == {"preserve": 0.01, "recompute": 0.02, "stall": 0.0, "fetch": 0.0}
-
-
-def test_the_ablation_tells_chunks_from_the_size_of_steps() -> None:
-    summary = a_summary()
-    wide = [a_report("chunked_discard", rate, 40.0, WIDE_STEPS) for rate in (1.0, 2.0)]
-    improved = a_report("improved_discard", 2.0, 50.0)
-    study = summary.studies[0]._replace(reports=[*summary.studies[0].reports, improved, *wide])
-    text = markdown(summary._replace(studies=[study]))
-    assert "Steps hold at most 384 query tokens, and where prompts are whole 2,560." in text
-    assert "| chunked_discard | or chunks in steps of 2,560, as whole prompts have | 40.0 | -20.0% | |" in text
-    assert WIDE_STEPS not in text
-
-
-def test_the_picture_has_the_papers_policies_and_its_ablation_beside_ours() -> None:
-    [[figure_2], [_, ablation]] = panels(a_summary())
-    assert [curve.name for curve in figure_2.curves] == ["discard", "min_waste", "bound"]  # pyright: ignore[reportAttributeAccessIssue]
-    assert isinstance(ablation, Bars)
-    assert ablation.bars["discard"] == {"ours": 1.0, "the paper's": 1.0}
-    assert ablation.bars["improved_discard"] == {"the paper's": pytest.approx(0.755)}
-    assert ablation.bars["min_waste"]["ours"] == pytest.approx(0.4)
-
-
-@pytest.mark.parametrize("derived", [[1, 2], {"kv_tokens": "many"}, {}])
-def test_a_profile_that_does_not_say_how_much_it_holds_is_asked_for_it(
-    derived: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("matplotlib")
-    path = tmp_path / "machine.json"
-    replace(PROFILES[GPTJ], name="mine", tables={"derived": derived}).save(path)
-    assert main(["paper", "--profile", str(path), "--out", str(tmp_path)]) == 2
-    assert "how much KV does this machine hold?; got mine" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("interruptible")
-def test_ctrl_c_leaves_what_is_done_in_a_file_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib")
-
-    def interrupt() -> None:
-        while "1 of " not in capsys.readouterr().err:
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt, daemon=True)
-    thread.start()
-    flags = ["--profile", GPTJ, "--duration", "10", "--rate", "3,8", "--jobs", "1", "--out", str(tmp_path)]
-    assert main(["paper", *flags]) == 130
-    thread.join()
-    assert "runs are done and in" in capsys.readouterr().out
-    with (tmp_path / "paper-interrupted.csv").open(newline="") as file:
-        assert len(list(csv.DictReader(file))) == 2 * (13 + 1) + 6 * 3
-    assert not (tmp_path / "paper.csv").exists()
-
-
-def test_a_machine_on_which_nothing_was_measured_is_told_of() -> None:
-    failed = [{"profile": GPTJ, "workload": "mixed", "policy": "lru", "rate": 1.0, "error": "gone"}]
-    summary = Summary([Study(GPTJ, failed, 1000, "for a test")], {}, "a trace", 300.0, 0)
-    assert "Nothing was measured." in markdown(summary)
-    assert panels(summary) == []
-
-
-def test_the_ablation_consists_of_policies() -> None:
-    assert {setting.policy for setting in ABLATION} <= SETTINGS.keys()
-
-
 def test_the_papers_curves_stand_beside_ours() -> None:
     summary = a_summary(FIGURE)
     loads = rows(markdown(summary), "### Load at equal latency")
@@ -201,23 +107,6 @@ def test_the_papers_curves_stand_beside_ours() -> None:
     ours, theirs = ([c.colour for c in panel.curves if c.reference is is_reference] for is_reference in (False, True))
     assert set(ours[:2]) <= set(theirs)
     assert all(isinstance(bar, Bars) for bar in bars)
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("panel,system\n", "is no table of the figure"),
-        ("panel,system,req_per_s,normalized_latency_ms_per_token\nA,Other,1,2\n", "line 2: no such system"),
-        ("panel,system,req_per_s,normalized_latency_ms_per_token\nA,vLLM,1,fast\n", "line 2: not a rate"),
-        ("panel,system,req_per_s,normalized_latency_ms_per_token\nA,vLLM,1,-2\n", "line 2: not a rate"),
-        ("panel,system,req_per_s,normalized_latency_ms_per_token\nA,vLLM\n", "line 2: not a rate"),
-    ],
-)
-def test_a_reference_that_is_none_is_refused(text: str, words: str, tmp_path: Path) -> None:
-    path = tmp_path / "figure.csv"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match=words):
-        load_figure(path)
 
 
 @pytest.mark.parametrize(
@@ -254,3 +143,32 @@ def test_the_command_writes_tables_and_a_picture(tmp_path: Path) -> None:
     with (out / "paper.csv").open(newline="") as file:
         assert len(list(csv.DictReader(file))) == 13 + 1 + 2 * 3
     assert (out / "paper.png").read_bytes().startswith(b"\x89PNG")
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_overview_names_every_study(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert [name for name in COMMANDS if name not in shown] == []
+
+
+def test_every_study_explains_its_flags_without_jax() -> None:
+    code = (
+        "import contextlib, sys\nfrom studies.__main__ import COMMANDS, main\nfor name in COMMANDS:\n"
+        "    with contextlib.suppress(SystemExit): main([name, '--help'])\n"
+        "print({'jax', 'matplotlib', 'pandas'} & sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert [name for name in COMMANDS if f"usage: python -m studies {name} " not in done.stdout] == []
+    assert done.stdout.endswith("set()\n")
+
+
+def test_a_package_that_is_missing_is_said_before_a_study_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("studies.__main__.NEEDED", ("no_such_package",))
+    assert main(["deciding"]) == 2
+    assert "studies need no_such_package: pip install '.[studies]'" in capsys.readouterr().err
+    assert main(["--help"]) == 0

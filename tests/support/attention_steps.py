@@ -90,3 +90,16 @@ def steps(draw: st.DrawFn, choices: list[Shapes]):
         left -= lengths[-1]
     contexts = [max(length, draw(border | st.integers(1, most_context))) for length in lengths]
     return shapes, num_decode, list(zip(lengths, contexts, strict=True)), draw(st.integers(0, 2**31 - 1))
+
+
+def batch_shapes(num_tokens: int, num_rows: int, pages_per_row: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of a bucket's `Batch`, by field; all are int32."""
+    return {
+        "tokens": (num_tokens,),
+        "positions": (num_tokens,),
+        "write_index": (num_tokens,),
+        "query_starts": (num_rows + 1,),
+        "context_lens": (num_rows,),
+        "page_tables": (num_rows, pages_per_row),
+        "num_decode": (),
+    }

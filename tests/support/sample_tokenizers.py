@@ -1,9 +1,12 @@
-"""Tokenizers for tests: a small byte-level one, one of Llama 2's kind, and the embedded model's."""
+"""Tokenizers: a small byte-level one, one of Llama 2's kind, and the embedded model's; the tokens that a mask allows."""
 
 from collections.abc import Iterable, Sequence
 from functools import cache
+from typing import Any
 
+import numpy as np
 import tokenizers
+from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from jinfercept.chat.tokenizer.load import load_tokenizer
@@ -11,6 +14,8 @@ from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.models import embedded
 
 MERGES = [('"', ":"), ("{", '"'), ('"', ","), ("Ġ", '"'), ("a", "b"), ("ab", "c"), ("t", "r"), ("u", "e"), ("tr", "ue")]
+
+
 VOCAB = 290
 """Columns of a model's logits: padded, and no multiple of 32."""
 
@@ -68,3 +73,24 @@ def sentencepiece() -> Tokenizer:
     )
     backend.add_special_tokens(["<s>"])
     return Tokenizer(backend)
+
+
+def closed_objects(values: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """Schemas of objects with no other properties than the declared ones, whose names need escapes and whose order matters."""
+    return st.builds(
+        lambda some, required: {
+            "type": "object",
+            "properties": some,
+            "required": sorted(some)[:required],
+            "additionalProperties": False,
+        },
+        st.dictionaries(st.sampled_from(["a", "b c", 'd"', "é"]), values, max_size=3),
+        st.integers(0, 3),
+    )
+
+
+END = 1
+
+
+def ids(words: np.ndarray) -> list[int]:
+    return np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist()

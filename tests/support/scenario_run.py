@@ -1,9 +1,14 @@
-"""Scheduling scenarios: scripted requests, the real engine and scheduler, a virtual clock, and a runner that asserts."""
+"""Scheduling scenarios: scripted requests, the real engine and scheduler, a virtual clock, and a runner that asserts.
+
+Scenarios are drawn for property tests.
+"""
 
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
+
+from hypothesis import strategies as st
 
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.lifecycle import RequestLifecycle
@@ -20,22 +25,29 @@ from jinfercept.sched.estimator import EstimatorChoice, make_estimator
 from jinfercept.sched.orders import OrderChoice
 from jinfercept.sched.plan import Masks, StepPlan, StepResult
 from jinfercept.sched.plan_builder import PlannedStep
-from jinfercept.sched.policies import PolicyChoice
+from jinfercept.sched.policies import SETTINGS, PolicyChoice
 from jinfercept.sched.profile import Profile
 from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.scripted import ScriptedDispatcher, make_request
 from jinfercept.sim.simulation import SIMULATED_ESTIMATORS, reads_durations
 from jinfercept.sim.simulator import PricedRunner, VirtualClock
-from jinfercept.sim.workload import Script
+from jinfercept.sim.workload import Script, Segment
 from tests.support.fake_runner import VOCAB, FakeForward, FakeRunner
 
 NEVER = 1e9
 """Seconds of a call that does not return within a scenario."""
 
+
 SIZE = 4
 """Tokens per page."""
+
+
 MAX_SEQS = 3
+
+
 BUCKETS = (4, 12)
+
+
 FOLLOW_UP_TOKENS = 4
 
 
@@ -254,3 +266,66 @@ class ScenarioRun:
                 if event.failure is not None:
                     self.failures.append(event.failure)
         self._watch(self)
+
+
+__all__ = ["BUCKETS", "ESTIMATORS", "MAX_SEQS", "NEVER", "SIZE", "Scenario", "ScenarioRun", "hangs", "scenarios"]
+
+
+ESTIMATORS = ("elapsed", "history", "oracle")
+
+
+@st.composite
+def arrivals(draw: st.DrawFn, max_context: int) -> Arrival:
+    """A request of at most `max_context` tokens; one in four fills them."""
+    size = max_context if draw(st.integers(0, 3)) == 0 else draw(st.integers(3, max_context))
+    prompt = draw(st.integers(1, max(1, size // 2)))
+    room = size - prompt
+    segments = []
+    while room >= 3 and draw(st.booleans()):
+        decode = draw(st.integers(1, min(6, room - 1)))
+        returned = draw(st.integers(0, min(20, room - decode - 1)))
+        segments.append(Segment(decode, draw(st.sampled_from([0.0, 0.005, 0.1, 0.1, 2.0, NEVER])), returned))
+        room -= decode + returned
+    script = Script(draw(st.sampled_from(["math", "chat"])), prompt, (*segments, Segment(room, None, 0)))
+    return Arrival(draw(st.sampled_from([0.0, 0.0, 0.0, 0.03, 0.3, 2.0])), script)
+
+
+@st.composite
+def scenarios(draw: st.DrawFn, **fixed: Any) -> Scenario:
+    """Pools from one that holds nothing but the longest request; `fixed` options are not drawn."""
+    num_pages = fixed.get("num_pages") or draw(st.integers(3, 14))
+    coming = draw(st.lists(arrivals(num_pages * SIZE), min_size=1, max_size=8))
+
+    def option(name: str, values: tuple[Any, ...]) -> Any:
+        return fixed[name] if name in fixed else draw(st.sampled_from(values))
+
+    scenario = Scenario(
+        tuple(coming),
+        policy=option("policy", tuple(SETTINGS)),
+        estimator=option("estimator", ESTIMATORS),
+        depth=option("depth", (0, 1)),
+        chunk_tokens=option("chunk_tokens", (1, 3, 12)),
+        whole_prompts=option("whole_prompts", (False, False, True)),
+        num_pages=num_pages,
+        num_host_pages=option("num_host_pages", (0, 3, 40)),
+        link_tokens_per_s=option("link_tokens_per_s", (1.0, 800.0, 1e6)),
+        fixed_s=option("fixed_s", (0.001, 0.010)),
+        num_tenants=option("num_tenants", (1, 1, 2, 3)),
+    )
+    beside = draw(st.sampled_from(["", "", "windows", "states"]))
+    if beside == "states":
+        num_states = draw(st.integers(1, 8))
+        return replace(scenario, states=SideSizes(num_states, draw(st.sampled_from([0, 2, 20])), 3))
+    if beside == "windows":
+        window = draw(st.sampled_from([2, 9, 16]))
+        return replace(scenario, windows=draw(windows(window, scenario.buckets[-1])))
+    return scenario
+
+
+@st.composite
+def windows(draw: st.DrawFn, window: int, most_tokens: int) -> SideSizes:
+    """Pools of layers with windows, from one that holds one running sequence."""
+    slack = SIZE + 1
+    each = (window + slack) // SIZE + 2
+    num_pages = most_tokens // SIZE + 2 + each * draw(st.integers(1, 5))
+    return SideSizes(num_pages, draw(st.sampled_from([0, 3, 40])), 0.5, window, slack)

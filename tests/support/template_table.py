@@ -20,8 +20,8 @@ from jinfercept.chat.turn_grammars import tool_choice
 from jinfercept.chat.written_tools import FORMAT, are_written
 from jinfercept.errors import RequestError
 from jinfercept.events import CallEnded
+from tests.support.call_corpus import calls, turn
 from tests.support.docs_blocks import DOCS
-from tests.support.drawn_turns import calls, turn
 from tests.support.fetched_packages import published_package
 from tests.support.scripted_model import byte_tokenizer
 

@@ -1,4 +1,4 @@
-"""Tools of a TOML file, called as an engine calls them."""
+"""Tools of a TOML file, called as an engine calls them, and a server of MCP over streamable HTTP."""
 
 import json
 import threading
@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
+from mcp.server.mcpserver import MCPServer
 
 from jinfercept.calls import Call, Result
 from jinfercept.engine.dispatcher import Dispatcher
@@ -79,3 +81,15 @@ def is_gone(process_id: int) -> bool:
         return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
         return True
+
+
+@contextmanager
+def serving(shop: MCPServer, port: int = 0) -> Iterator[int]:
+    """Serve in a thread at a port, or one that is free; gives the port."""
+    server = uvicorn.Server(uvicorn.Config(shop.streamable_http_app(), port=port, log_level="critical"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    until(lambda: server.started)
+    yield server.servers[0].sockets[0].getsockname()[1]
+    server.should_exit = server.force_exit = True
+    thread.join()

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from jinfercept import load_tools
-from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.tools import mcp_server
@@ -369,31 +368,6 @@ def test_a_chat_asks_a_person_and_goes_on(make_scripted: Make, tmp_path: Path) -
         assert loaded.inbox.pending()[0].request_id.startswith("request-")
         stream.abort()
         until(lambda: not loaded.inbox.pending())
-
-
-def test_run_refuses_a_bad_file_of_tools_before_it_loads_a_model(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "tools.toml").write_text('[[tool]]\nkind = "persan"\n')
-    assert main(["run", "no-such-model", "--tools", str(tmp_path / "tools.toml")]) == 2
-    assert "tool 1: kind says what it is; got persan" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("schema", "wrong", "right"),
-    [
-        ({"type": "array", "uniqueItems": True}, [1, 1], [1, 2]),
-        ({"type": "string", "format": "regex"}, "((", "a+"),
-        ({"type": "integer", "minimum": 10**25}, 10**24, 10**26),
-        ({"type": "string", "pattern": "^(?=a)"}, "b", "a"),
-    ],
-    ids=str,
-)
-def test_what_no_grammar_holds_is_checked(schema: Any, wrong: Any, right: Any) -> None:
-    check = check_of({"type": "object", "properties": {"x": schema}}, Place(Path("tools.toml"), 1))
-    check({"x": right})
-    with pytest.raises(CallFailed, match="the arguments do not fit: x: "):
-        check({"x": wrong})
 
 
 def test_a_schema_may_name_an_older_draft() -> None:

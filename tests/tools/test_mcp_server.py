@@ -16,8 +16,7 @@ from mcp.server.mcpserver import MCPServer
 
 from jinfercept.errors import ConfigError
 from jinfercept.tools.load import load_tools
-from tests.support.mcp_http import serving
-from tests.support.tool_runner import is_gone, tool_runner, until
+from tests.support.tool_runner import is_gone, serving, tool_runner, until
 
 SHOP = Path(__file__).parents[1] / "support" / "mcp_shop.py"
 STDIO = f'''

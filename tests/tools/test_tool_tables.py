@@ -16,28 +16,23 @@ GOOD = f"[[tool]]\n{HTTP}\n"
     ("toml", "complaint"),
     [
         ("", "is no list of tools; got tool"),
-        ("tool = 3", "is no list of tools; got tool"),
         ("[[tool]\n", "is no TOML"),
         (f'title = "mine"\n{GOOD}', "is no list of tools; got title"),
         (
             '[[tool]]\nname = "x"',
             "tool 1: kind says what it is; got ; fix: one of python, http, mcp, model, person",
         ),
-        (f'{GOOD}[[tool]]\nkind = "htpp"', "tool 2: kind says what it is; got htpp"),
         (f"{GOOD}timout_s = 3", "tool 1: no such key; got timout_s (did you mean 'timeout_s'?); fix: the keys are "),
         (GOOD.replace("[[tool]]", "[[tools]]"), "is no list of tools; got tool; fix: begin every tool by [[tool]]"),
-        (f'{GOOD}[[tool]]\nkind = "pyton"', "got pyton (did you mean 'python'?)"),
         (f'{GOOD}colour = "red"', "tool 1: no such key; got colour; fix: the keys are timeout_s, "),
         ('[[tool]]\nkind = "http"\nname = "web"\nurl = "https://a.b/"', "tool 1: a key is missing; got no description"),
         (GOOD.replace("web", "web page"), "tool 1: name does not fit; got 'web page'"),
         (f"{GOOD}timeout_s = 0", "tool 1: timeout_s does not fit; got 0; fix: Input should be greater than 0"),
-        (f'{GOOD}retries = "2"', "tool 1: retries does not fit; got '2'; fix: Input should be a valid integer"),
         (f"{GOOD}headers = {{a = 1}}", "tool 1: headers.a does not fit; got 1"),
         (
             f'{GOOD}headers = {{a = "${{NO_SUCH_VARIABLE}}"}}',
             "headers.a needs a variable that is not set; got NO_SUCH_",
         ),
-        (f'{GOOD}parameters = {{type = "objekt"}}', "parameters.type is no JSON schema; got 'objekt'"),
         (f'{GOOD}parameters = {{type = "string"}}', "parameters are an object's schema"),
         (f'{GOOD}parameters = {{type = "object", properties = 3}}', "parameters.properties is no JSON schema; got 3"),
         (f'{GOOD}method = "DELETE"\nbody = {{a = 1}}', "DELETE has no body"),
@@ -48,20 +43,14 @@ GOOD = f"[[tool]]\n{HTTP}\n"
             GOOD.replace("example.com", "localhost:8080"),
             'has to be allowed; got localhost; fix: allow_hosts = ["localhost"]',
         ),
-        (GOOD.replace("example.com", "10.0.0.1"), "has to be allowed; got 10.0.0.1"),
         ('[[tool]]\nkind = "mcp"\nname = "shop"', "a command or a url; got kind, name"),
         (
             '[[tool]]\nkind = "mcp"\nname = "shop"\nurl = "http://a/"\nargs = ["x"]',
             "args, env and cwd belong to a command",
         ),
-        ('[[tool]]\nkind = "mcp"\nname = "shop"\ncommand = "x"\nheaders = {a = "b"}', "headers belong to a url"),
         (
             '[[tool]]\nkind = "model"\nname = "m"\ndescription = "d"',
             "at a base_url or at a path; got kind, name, description",
-        ),
-        (
-            '[[tool]]\nkind = "model"\nname = "m"\ndescription = "d"\nbase_url = "http://a"',
-            "a base_url needs the name of a model",
         ),
         ('[[tool]]\nkind = "model"\nname = "m"\ndescription = "d"\npath = "p"\nmodel = "x"', "belong to a base_url"),
         ('[[tool]]\nkind = "python"\nfunction = "os"', "function does not fit; got 'os'"),
@@ -74,7 +63,6 @@ GOOD = f"[[tool]]\n{HTTP}\n"
             "tool 1: the arguments of tool 'sqrt' have no JSON schema",
         ),
         ('[[tool]]\nkind = "python"\nfunction = "none.py:f"', "tool 1: there is no such file of tools"),
-        ('[[tool]]\nkind = "python"\nfunction = "json:nothing"', "has no attribute 'nothing'; got json:nothing"),
     ],
 )
 def test_a_mistake_says_where_what_got_and_fix(toml: str, complaint: str, tmp_path: Path) -> None:

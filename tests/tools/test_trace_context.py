@@ -14,7 +14,7 @@ from mcp.server.mcpserver import Context, MCPServer
 from jinfercept.engine.current_call import CURRENT_CALL, CurrentCall
 from jinfercept.engine.tool_run import ToolRun
 from jinfercept.tools.load import LoadedTools, load_tools
-from tests.support.mcp_http import serving
+from tests.support.tool_runner import serving
 
 TRACE = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "tracestate": "vendor=opaque"}
 TOML = """

@@ -18,8 +18,7 @@ from jinfercept.chat.parsers.call_grammars import Rules
 from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.errors import RequestError
 from jinfercept.structured_outputs import StructuredOutputsParams
-from tests.support.grammars import END, closed_objects, ids
-from tests.support.sample_tokenizers import VOCAB, byte_level, sentencepiece, smollm2
+from tests.support.sample_tokenizers import END, VOCAB, byte_level, closed_objects, ids, sentencepiece, smollm2
 
 NESTED: dict[str, Any] = {
     "type": "object",
@@ -59,14 +58,6 @@ def walk(constraint: TokenConstraint, tokenizer: Tokenizer, seed: int, end: froz
         drawn.append(int(rng.choice([*({*allowed} & end), *short] or allowed)))
         constraint.accept(drawn[-1])
     return tokenizer.decode([token for token in drawn if token not in end])
-
-
-@VOCABULARIES
-def test_what_a_schema_allows_is_valid_for_it(tokenizer: Any, vocab_size: int) -> None:
-    validator = Draft202012Validator(NESTED)
-    grammar = Grammars(tokenizer(), vocab_size).compile(StructuredOutputsParams(json=NESTED))
-    for seed in range(10):
-        validator.validate(json.loads(walk(grammar.constrain(frozenset()), tokenizer(), seed, frozenset())))
 
 
 @VOCABULARIES
@@ -134,18 +125,6 @@ def test_what_is_allowed_is_what_can_go_on(byte_grammars: Grammars) -> None:
     assert constraint.ended or ids(constraint.allowed()) == []
 
 
-def test_an_end_token_ends_the_text_and_nothing_may_follow(byte_grammars: Grammars) -> None:
-    (end, other) = sorted(byte_level().eos_token_ids)
-    constraint = byte_grammars.compile(StructuredOutputsParams(regex="a+")).constrain(frozenset({end}))
-    constraint.accept(byte_level().encode("a")[0])
-    assert other not in ids(constraint.allowed())
-    constraint.accept(end)
-    assert constraint.ended
-    assert ids(constraint.allowed()) == [end]
-    with pytest.raises(RequestError, match="after the end"):
-        constraint.accept(other)
-
-
 def test_a_token_that_is_not_allowed_is_refused(byte_grammars: Grammars) -> None:
     constraint = byte_grammars.compile(StructuredOutputsParams(choice=["yes"])).constrain(frozenset())
     constraint.allowed()
@@ -169,22 +148,6 @@ def test_a_grammar_that_is_too_complex_is_not_blamed_on_the_weights(byte_grammar
     constraint.allowed()
     with pytest.raises(RequestError, match="too complex"):
         constraint.accept(byte_level().encode("a")[0])
-
-
-def test_one_of_several_schemas_is_any_of_them(byte_grammars: Grammars) -> None:
-    schema = {"oneOf": [{"type": "integer"}, {"type": "number"}]}
-    constraint = byte_grammars.compile(StructuredOutputsParams(json=schema)).constrain(frozenset({END}))
-    constraint.accept(byte_level().encode("7")[0])
-    assert END in ids(constraint.allowed())
-
-
-def test_every_text_goes_its_own_way(byte_grammars: Grammars) -> None:
-    grammar = byte_grammars.compile(StructuredOutputsParams(choice=["no", "yes"]))
-    first, second = grammar.constrain(frozenset()), grammar.constrain(frozenset())
-    first.accept(byte_level().encode("n")[0])
-    second.accept(byte_level().encode("y")[0])
-    assert ids(first.allowed()) == byte_level().encode("o")
-    assert ids(second.allowed()) == byte_level().encode("e")
 
 
 def test_white_space_in_json_has_a_bound(byte_grammars: Grammars) -> None:
@@ -299,13 +262,6 @@ DIGIT = {"type": "integer", "minimum": 0, "maximum": 9}
 def test_an_object_has_no_name_twice(byte_grammars: Grammars, schema: dict[str, Any], text: str) -> None:
     constraint = byte_grammars.compile(StructuredOutputsParams(json=schema)).constrain(frozenset({END}))
     assert greedy(constraint.copy(), '"a1,') == text
-
-
-def test_equal_constraints_are_compiled_once(byte_grammars: Grammars) -> None:
-    first, second = (byte_grammars.compile(StructuredOutputsParams(json=json)) for json in (NESTED, json.dumps(NESTED)))
-    assert first is second
-    turned = {"type": "object", "properties": dict(reversed(NESTED["properties"].items())), "$defs": NESTED["$defs"]}
-    assert byte_grammars.compile(StructuredOutputsParams(json=turned)) is not first
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,7 @@ from jinfercept.chat.grammar.grammar import MAX_COMPILED_BYTES, Grammars, Vocabu
 from jinfercept.chat.grammar.limits import MAX_CHARS, MAX_GBNF_CHARS, MAX_LIST_CHARS, MAX_RULES
 from jinfercept.errors import RequestError
 from jinfercept.structured_outputs import StructuredOutputsParams
-from tests.support.grammars import END, ids
-from tests.support.sample_tokenizers import VOCAB, byte_level
+from tests.support.sample_tokenizers import END, VOCAB, byte_level, ids
 
 DEEP = """
 from tests.support.sample_tokenizers import VOCAB, byte_level

@@ -11,8 +11,8 @@ from jinfercept.chat.function_tools import chat_tools
 from jinfercept.chat.parsers.formats import FORMATS
 from jinfercept.chat.turn_grammars import compile_calls, tool_choice
 from jinfercept.errors import RequestError
-from tests.support.drawn_turns import calls, turn, vocabulary
-from tests.support.grammars import closed_objects
+from tests.support.call_corpus import calls, turn, vocabulary
+from tests.support.sample_tokenizers import closed_objects
 
 NEW_MISTRAL = "[TOOL_CALLS] [CALL_ID] [ARGS]"
 ONE_CALL = {"openai"}

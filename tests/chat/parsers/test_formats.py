@@ -10,19 +10,11 @@ import pytest
 
 from jinfercept.chat.parsers.formats import FORMATS, detect_format
 from jinfercept.events import Arguments, CallEnded, CallStarted, Content
-from tests.support.call_corpus import Turn, corpus, decoded, parsed
-from tests.support.written_calls import WRITTEN, xml_call
+from tests.support.call_corpus import WRITTEN, Turn, corpus, decoded, parsed, xml_call
 
 BY_FORMAT = {name: list(turns) for name, turns in groupby(corpus(), lambda turn: turn.format)}
 TURNS = pytest.mark.parametrize("turns", BY_FORMAT.values(), ids=BY_FORMAT)
 EVERY_FORMAT = pytest.mark.parametrize("name", sorted(FORMATS))
-
-
-@TURNS
-def test_a_turn_of_the_corpus_gives_its_pieces_whole_and_in_single_characters(turns: list[Turn]) -> None:
-    for turn in turns:
-        assert parsed(turn.format, [turn.text], turn.tools) == turn.pieces, turn.name
-        assert parsed(turn.format, turn.text, turn.tools) == turn.pieces, turn.name
 
 
 @pytest.mark.parametrize("step", [9, pytest.param(1, marks=pytest.mark.slow)])
@@ -33,18 +25,6 @@ def test_a_turn_of_the_corpus_gives_its_pieces_divided_at_any_byte(turns: list[T
         assert parsed(turn.format, decoded(bytes([byte]) for byte in data), turn.tools) == turn.pieces, turn.name
         for at in range(1 + len(data) % step, len(data), step):
             assert parsed(turn.format, decoded([data[:at], data[at:]]), turn.tools) == turn.pieces, (turn.name, at)
-
-
-@TURNS
-def test_content_is_never_markup_even_before_the_turn_is_over(turns: list[Turn]) -> None:
-    for turn in turns:
-        format = replace(FORMATS[turn.format], tools=turn.tools)
-        parser = format.parser()
-        shown = "".join(piece.text for char in turn.text for piece in parser.feed(char) if isinstance(piece, Content))
-        for mark in (*format.tags, *format.turn_ends):
-            assert mark not in shown, turn.name
-        whole = "".join(piece[1] for piece in turn.pieces if piece[0] == "content")
-        assert whole.startswith(shown), turn.name
 
 
 @TURNS
@@ -81,19 +61,6 @@ def test_a_turn_that_is_cut_off_anywhere_shows_nothing_that_the_whole_turn_does_
             pieces = [*parser.feed(turn.text[:length]), *parser.finish(cut=True)]
             shown = "".join(piece.text for piece in pieces if isinstance(piece, Content))
             assert whole.startswith(shown.rstrip()), (turn.name, turn.text[:length], shown)
-
-
-@EVERY_FORMAT
-def test_an_empty_turn_has_no_pieces(name: str) -> None:
-    assert parsed(name, []) == []
-    assert parsed(name, ["", ""]) == []
-    assert parsed(name, [" \n"]) == [("content", " \n")]
-
-
-@EVERY_FORMAT
-def test_the_token_that_ends_a_turn_is_never_shown(name: str) -> None:
-    for end in FORMATS[name].turn_ends:
-        assert parsed(name, f"Bye.{end}") == [("content", "Bye.")]
 
 
 def test_arguments_stream_as_they_are_written() -> None:

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from jinfercept.chat.parsers.formats import FORMATS
 from jinfercept.chat.parsers.source import ToolSchemas
 from jinfercept.events import Content
-from tests.support.call_corpus import Turn, corpus, joined, parsed, pieces_of
-from tests.support.written_calls import WRITTEN, xml_call
+from tests.support.call_corpus import WRITTEN, Turn, corpus, joined, parsed, pieces_of, xml_call
 
 UNTAGGED_AT_START = ("llama3_json", "pythonic")
 """Formats in which a call without a tag counts only where the turn begins."""

@@ -6,8 +6,7 @@ import pytest
 
 from jinfercept.chat.parsers.formats import FORMATS
 from jinfercept.chat.parsers.source import ToolSchemas
-from tests.support.call_corpus import parsed
-from tests.support.written_calls import END, WRITTEN, xml_call
+from tests.support.call_corpus import END, WRITTEN, parsed, xml_call
 
 TEXT = {"type": "string"}
 TOOLS: ToolSchemas = {

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jinfercept.chat.parsers.formats import FORMATS, detect_format
+from jinfercept.chat.parsers.formats import FORMATS
 from jinfercept.chat.parsers.reasoning import (
     REASONING_FORMATS,
     Beginning,
@@ -171,14 +171,6 @@ def test_calls_with_which_reasoning_ends_that_never_closed_are_calls(
         assert not any(isinstance(piece, CallEnded) for piece in read(text, cut=True))
 
 
-def test_the_spans_of_calls_count_the_reasoning() -> None:
-    text = f"  <think> Hm. </think>\n\nWell. {CALL}"
-    for parts in (text, [text]):
-        [ended] = [piece for piece in read(parts, "undecided", "hermes") if isinstance(piece, CallEnded)]
-        written = text[slice(*ended.call.span)]
-        assert (written[0], written[-1]) == ("{", "}")
-
-
 def test_a_call_without_a_tag_counts_behind_the_reasoning() -> None:
     text = '<think>\nHm.\n</think>\n\n{"name": "f", "parameters": {"a": 1}}'
     assert joined(read(text, "undecided", "llama3_json")) == [("reasoning", "Hm."), CALLED]
@@ -193,11 +185,6 @@ def test_reasoning_streams_as_it_comes_but_for_white_space_and_what_may_be_a_mar
     assert parser.feed("</think>\n") == []
     assert parser.feed("\n23. ") == [Content("23. ")]
     assert parser.finish() == []
-
-
-def test_mistral_has_marks_of_its_own() -> None:
-    text = "[THINK]Hm.[/THINK]It is 23."
-    assert joined(read(text, "undecided", name="mistral")) == [("reasoning", "Hm."), ("content", "It is 23.")]
 
 
 @pytest.mark.parametrize(
@@ -274,7 +261,6 @@ def test_any_text_gives_the_same_pieces_however_it_is_divided(
 
 
 HARMONY_CALL = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>'
-HARMONY_TEMPLATE = "{{ '<|start|>assistant<|channel|>analysis<|message|>' + message.thinking + '<|end|>' }}"
 THOUGHT, START = "<|channel|>analysis<|message|>Hm.<|end|>", "<|start|>assistant"
 
 
@@ -301,7 +287,3 @@ def test_reasoning_is_what_the_analysis_is_that_a_turn_begins_with(text: str, pi
 def test_where_no_tool_is_offered_a_call_is_dropped(tools: ToolSchemas | None, called: list[tuple[str, ...]]) -> None:
     text = f"<|channel|>commentary<|message|>Well.<|end|>{START}{HARMONY_CALL}"
     assert parsed("openai", [text], tools) == [("content", "Well."), *called]
-
-
-def test_the_template_gives_the_format_and_its_reasoning_away() -> None:
-    assert (detect_format(HARMONY_TEMPLATE), detect_reasoning_format(HARMONY_TEMPLATE)) == ("openai", "openai_gptoss")

@@ -10,10 +10,10 @@ from jinfercept.calls import Call
 from jinfercept.chat.detector import ScriptedDetector
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.lifecycle import RequestLifecycle
-from jinfercept.engine.meter.counts import LIMITS, OTHER, BoundedNames, Histogram
+from jinfercept.engine.meter.counts import LIMITS, Histogram
 from jinfercept.engine.meter.engine_stats import HISTORY_S, EngineStats
 from jinfercept.engine.meter.interceptions import UNKNOWN
-from jinfercept.engine.meter.live_state import SHOWN, live_state
+from jinfercept.engine.meter.live_state import live_state
 from jinfercept.engine.meter.request_log import RequestLog
 from jinfercept.engine.session import MAX_NAME
 from jinfercept.events import Finished
@@ -133,38 +133,6 @@ def test_the_counts_are_the_sums_of_what_requests_say(name: str, depth: int) -> 
     assert (counts.waste.recompute > 0) == (counters.recomputed > 0)
 
 
-def test_an_engine_that_is_asked_late_counts_from_then_on() -> None:
-    metered = world("copy_ahead", latency=lambda call: 0.002)
-    for i in range(6):
-        metered.engine.submit(request(f"r{i}", prompt(i, 9 + 5 * i), 10, {3: [1, 2, 3], 6: [4] * 6}))
-    scheduler, log = metered.engine.scheduler, metered.log
-    while not (scheduler.running and scheduler.waiting and scheduler.intercepted):
-        metered.step()
-    early, inputs = metered.meter, metered.meter.inputs
-    late = EngineStats(log, scheduler.kv, inputs, synchronous=False, unfinished=scheduler.unfinished)
-    before, open_before = early.read(), dict(early.interceptions.open)
-    assert late.interceptions.open.keys() == open_before.keys()
-    metered.serve()
-    whole, rest = early.read(), late.read()
-    assert rest.generated == whole.generated - before.generated
-    assert rest.finished == whole.finished - before.finished
-    assert rest.steps == whole.steps - before.steps
-    assert rest.tools["tool"].results == whole.tools["tool"].results - before.tools["tool"].results
-    assert rest.tools["tool"].begun == whole.tools["tool"].begun - before.tools["tool"].begun + len(open_before)
-
-
-def test_first_tokens_queues_and_ends_take_what_the_requests_metrics_say() -> None:
-    metered = world("copy_ahead")
-    metered.serve(*[request(f"r{i}", prompt(i, 12), 6, {2: [1]}) for i in range(9)])
-    counts, metrics = metered.meter.read(), [output.metrics for output in metered.outputs.values()]
-    firsts = [m.first_token_s - m.arrival_s for m in metrics if m.first_token_s is not None]
-    assert counts.first_token_s.total == pytest.approx(sum(firsts), rel=0.1)
-    assert counts.request_s.total == pytest.approx(sum(m.finished_s - m.arrival_s for m in metrics))
-    own_s = sum(m.finished_s - m.arrival_s - m.intercepted_s for m in metrics)
-    assert counts.queued_s.total + counts.prefill_s.total + counts.decode_s.total == pytest.approx(own_s)
-    assert counts.queued_s.total > 0
-
-
 def test_a_context_that_is_preserved_wastes_its_tokens_for_as_long_as_it_is_paused() -> None:
     metered = world("preserve", latency=lambda call: 20.0)
     metered.serve(request("a", prompt(1, 15), 4, {1: [5]}))
@@ -184,45 +152,6 @@ def test_the_error_of_an_estimate_is_what_was_expected_at_the_pause_against_what
 
 def ask(name: str, tokens: list[int], session: str) -> Request:
     return Request(name, tuple(tokens), SamplingParams(max_tokens=5, temperature=0), follow_up=FollowUp(session))
-
-
-def test_a_kept_context_is_a_pause_by_its_reader_until_somebody_goes_on_from_it_or_it_is_given_up() -> None:
-    metered = world("copy_ahead")
-    metered.serve(ask("a", prompt(1, 12), "s"), ask("b", prompt(2, 12), "t"))
-    seen = live_state(metered.meter, texts=False)
-    assert (seen["counts"]["retained"], seen["counts"]["intercepted"]) == (2, 0) == (metered.engine.num_retained, 0)
-    assert [row["tool"] for row in seen["retained"]] == [FollowUp().reader] * 2
-    scheduler, inputs = metered.engine.scheduler, metered.meter.inputs
-    late = EngineStats(metered.log, scheduler.kv, inputs, synchronous=False, unfinished=scheduler.unfinished)
-    assert live_state(late, texts=False)["counts"] == seen["counts"]
-    metered.clock.time += 7.0
-    first = metered.outputs["a"]
-    metered.serve(ask("c", first.prompt_token_ids + first.outputs[0].token_ids + [3, 4], "s"))
-    metered.engine.release("b")
-    metered.step()
-    tool = metered.meter.read().tools[FollowUp().reader]
-    assert (tool.begun, tool.given_up, number(tool.duration_s)) == (3, 1, 1)
-    assert tool.duration_s.total == pytest.approx(7.0, rel=0.05)
-    assert (tool.kept + tool.copied_in, tool.recomputed) == (16, 0)
-    assert set(metered.meter.interceptions.open) == {"c"}
-
-
-def test_whoever_is_aborted_while_paused_is_given_up_and_forgotten() -> None:
-    metered = world("copy_ahead", latency=lambda call: 1e6)
-    metered.engine.submit(request("a", prompt(1, 9), 8, {2: [1]}))
-    while not metered.meter.interceptions.open:
-        metered.step()
-    seen = live_state(metered.meter, texts=True)
-    assert [(row["request"], row["tools"], row["text"]) for row in seen["intercepted"]] == [("a", ["tool"], "tool(1)")]
-    assert "text" not in live_state(metered.meter, texts=False)["intercepted"][0]
-    [row] = seen["intercepted"]
-    assert row["dirty"] + row["clean"] + row["host"] + row["missing"] == row["tokens"] == 11
-    metered.engine.abort("a")
-    metered.step()
-    counts = metered.meter.read()
-    assert (counts.tools["tool"].given_up, dict(counts.finished)) == (1, {"abort": 1})
-    assert not metered.meter.interceptions.open
-    assert not metered.meter.running
 
 
 @pytest.mark.parametrize("name", sampled_names())
@@ -246,28 +175,6 @@ def test_decisions_are_one_for_each_context_and_reason() -> None:
     assert sum(decided.freed_pages for decided in decisions) > 0
     assert {decided.tool for decided in decisions} == {"tool", ""}, "no tool where a request still runs"
     assert sum(metered.meter.counts.moved_pages.values()) > len(decisions)
-
-
-def test_a_tenant_is_shown_its_own_requests_however_many_another_has() -> None:
-    metered = world("copy_ahead", num_pages=60, latency=lambda call: 1e6)
-    for number in range(SHOWN + 5):
-        metered.engine.submit(request(f"theirs{number}", prompt(number, 9), 40, {2: [1]}, tenant="two"))
-    for name, calls in (("paused", {2: [1]}), ("first", {}), ("second", {})):
-        metered.engine.submit(request(name, prompt(99, 9), 200, calls, tenant="one"))
-    while len(metered.meter.interceptions.open) < SHOWN + 6:
-        metered.step()
-    seen, other, all_of_them = (live_state(metered.meter, texts=True, tenant=tenant) for tenant in ("one", "two", None))
-    states = ("running", "waiting", "intercepted", "retained")
-    own = [row["request"] for state in states for row in seen[state]]
-    assert sorted(own) == ["first", "paused", "second"]
-    assert sum(seen["counts"].values()) == 3
-    assert {row["request"][:6] for state in states for row in other[state]} == {"theirs"}
-    assert len(other["intercepted"]) == SHOWN
-    assert other["counts"]["intercepted"] == SHOWN + 5
-    assert sum(all_of_them["counts"].values()) == SHOWN + 8
-    assert {row["request"] for row in seen["decisions"]} <= {"first", "paused", "second"}
-    assert "theirs" not in repr(seen)
-    assert seen["sample"]["pages"] == all_of_them["sample"]["pages"]
 
 
 def test_how_long_one_tenants_readers_take_is_not_expected_of_anothers_but_counts_for_itself() -> None:
@@ -295,14 +202,6 @@ def test_a_name_that_no_tool_has_is_counted_under_a_fixed_one_and_is_cut() -> No
     assert set(metered.meter.read().tools) == {UNKNOWN}
     metered.engine.abort("a")
     metered.step()
-
-
-def test_names_that_somebody_makes_up_are_told_apart_up_to_a_bound() -> None:
-    names = BoundedNames(100)
-    labels = [names.of(f"tool-{number}") for number in range(250)]
-    assert labels[:100] == [f"tool-{number}" for number in range(100)]
-    assert set(labels[100:]) == {OTHER}
-    assert names.of("tool-7") == "tool-7"
 
 
 def test_a_histogram_counts_what_is_at_most_as_large_as_each_bound() -> None:

@@ -208,17 +208,6 @@ def test_a_context_larger_than_the_space_keeps_its_beginning(tmp_path: Path) -> 
     store.close()
 
 
-def test_a_head_that_others_share_outlives_their_tails(tmp_path: Path) -> None:
-    store = DiskStore(tmp_path, SPACE)
-    head = list(range(8))
-    for number in range(20):
-        write_pages(store, tokens_of([*head, number + 100, number + 101]))
-    assert read_pages(store, tokens_of(head)) == 8
-    assert read_pages(store, tokens_of([*head, 119, 120])) == 10
-    assert read_pages(store, tokens_of([*head, 100, 101])) == 8
-    store.close()
-
-
 def test_pages_of_another_model_or_tenant_are_missing(tmp_path: Path) -> None:
     store = DiskStore(tmp_path, SPACE)
     tokens = tokens_of(range(4))
@@ -227,12 +216,6 @@ def test_pages_of_another_model_or_tenant_are_missing(tmp_path: Path) -> None:
     assert read_pages(store, tokens, other) == 0
     write_pages(store, tokens, root=other)
     assert read_pages(store, tokens, other) == read_pages(store, tokens) == 4
-    store.close()
-
-
-def test_pages_whose_beginning_is_not_stored_are_not_written(tmp_path: Path) -> None:
-    store = DiskStore(tmp_path, SPACE)
-    assert write_pages(store, tokens_of(range(4)), first=1) == 0
     store.close()
 
 

@@ -15,7 +15,7 @@ from jinfercept.pallas.layouts.interleaved import (
     write_interleaved,
 )
 from jinfercept.pallas.layouts.pages import OUT_OF_RANGE, Batch, _write_rows, _write_words, kv_shape, write_kv
-from tests.support.batch_shapes import batch_shapes
+from tests.support.attention_steps import batch_shapes
 
 write = jax.jit(write_kv, donate_argnums=0)
 

@@ -1,4 +1,4 @@
-"""Hosts know their places by options and variables, execute the same plans, agree on sizes, and end together."""
+"""Hosts know their places by options and variables, run the same plans, agree on sizes, end together; the bytes of plans."""
 
 import threading
 import time
@@ -15,7 +15,16 @@ from jinfercept.runner.hosts import group as group_module
 from jinfercept.runner.hosts.group import HostGroup
 from jinfercept.runner.hosts.lockstep import LeadingRunner, follow
 from jinfercept.runner.hosts.placement import Placement, place
-from jinfercept.sched.plan import Chunk, Masks, NewPages, Sample, StepPlan, StepResult
+from jinfercept.runner.hosts.wire import encode_masks, encode_plan
+from jinfercept.sched.plan import (
+    FROM_DEVICE,
+    Chunk,
+    Masks,
+    NewPages,
+    Sample,
+    StepPlan,
+    StepResult,
+)
 from tests.support.engine_requests import DEPTHS, request, serve
 from tests.support.fake_engine import POLICIES, VOCAB, FakeRunner, run_all
 from tests.support.fake_runner import FakeForward
@@ -179,3 +188,15 @@ def test_what_is_missing_or_wrong(options: HostOptions, words: str) -> None:
     with pytest.raises(ConfigError) as error:
         place(options)
     assert words in str(error.value)
+
+
+def test_a_decode_row_takes_few_bytes() -> None:
+    row = Chunk(200, 4000, (FROM_DEVICE,), (), Sample(0.7, 0xFFFFFFFF))
+    assert len(encode_plan(StepPlan(7, 256, (row,) * 256))) < 35 * 256
+
+
+@pytest.mark.parametrize("fill", [0, 0xFFFFFFFF])
+def test_a_mask_that_is_nearly_all_alike_takes_few_bytes(fill: int) -> None:
+    words = np.full(4008, fill, np.uint32)  # of 128,256 tokens
+    words[[3, 77, 4007]] = 12345
+    assert len(encode_masks({5: words})) < 40

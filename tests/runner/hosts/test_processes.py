@@ -194,15 +194,6 @@ def test_a_server_of_two_hosts_answers_and_drains() -> None:
 
 
 @pytest.mark.slow
-def test_hosts_with_different_flags_do_not_start() -> None:
-    first, second = commands(2)
-    with running([first, [*second, "--page-size=32"]]) as hosts:
-        for status, errors in hosts.ends(60):
-            assert status == 2
-            assert "the hosts do not run the same; got --page-size 16 on host 0, 32 on host 1" in errors
-
-
-@pytest.mark.slow
 def test_a_host_that_cannot_start_ends_the_others_with_its_reason() -> None:
     with running(commands(2, "--tensor-parallel-size=3")) as hosts:
         for status, errors in hosts.ends(60):

@@ -7,8 +7,6 @@ import re
 import time
 from typing import Any
 
-import pytest
-
 from tests.support.engine_state import engine_state
 from tests.support.live_server import END, Running, prompt_of, running, until
 from tests.support.scripted_model import Scripted
@@ -49,29 +47,6 @@ def test_a_context_that_waits_for_a_clients_tool_is_shown_with_its_price(served:
     assert sum(live["sample"]["pages"][kind] for kind in ("free", "used", "claimed_dirty", "claimed_clean")) == 256
     assert live["history"][-1]["generated"] == live["sample"]["generated"] > 20
     assert not re.search("private|secret", json.dumps(live))
-
-
-def test_what_is_copied_is_a_decision_with_its_reason(served: Running, scripted: Scripted) -> None:
-    ask_for_a_call(served, scripted)
-    until(lambda: engine_state(served.llm).quiescent)
-    [decision] = look(served)["decisions"]
-    assert (decision["tool"], decision["why"], decision["state"]) == ("price", "write-through", "intercepted")
-    assert decision["copied_tokens"] > 100
-    assert decision["freed_pages"] == 0
-
-
-@pytest.mark.usefixtures("gate")
-def test_who_runs_is_shown_with_what_it_has_so_far(served: Running, scripted: Scripted) -> None:
-    scripted.follow()
-    body = {"prompt": "Hi", "max_tokens": 1900, "stream": True, "ignore_eos": True}
-    with served.http.stream("POST", "/v1/completions", json=body) as stream:
-        lines = stream.iter_lines()
-        next(lines)
-        rows: list[Any] = []
-        until(lambda: rows.extend(look(served)["running"]) or bool(rows))
-    [row] = rows
-    assert row["generated"] > 0
-    assert row["tokens"] >= row["computed"] > 0
 
 
 def test_of_the_history_only_what_is_new_is_told_again(served: Running, scripted: Scripted) -> None:

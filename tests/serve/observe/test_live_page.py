@@ -1,15 +1,12 @@
 """The page at `/` in a real browser: its content, light and dark, with keys, and with hostile names."""
 
 import shutil
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from jinfercept.engine.meter.engine_stats import EngineStats
-from jinfercept.kv.disk.store import DiskCounters, DiskOccupancy, DiskState
-from jinfercept.llm import LLM
 from jinfercept.tools.inbox import Inbox
 from tests.support.live_server import END, Running, prompt_of, running, until
 from tests.support.scripted_model import Scripted
@@ -52,24 +49,6 @@ def busy(server: Running, scripted: Scripted) -> None:
     assert server.chat(max_tokens=40, ignore_eos=True).status_code == 200
 
 
-@pytest.mark.parametrize("width", [320, 400, 800, 1200])
-def test_the_page_never_scrolls_sideways(
-    page: Any, served: Running, scripted: Scripted, monkeypatch: pytest.MonkeyPatch, width: int
-) -> None:
-    counters = DiskCounters(read_bytes=3 << 30, evicted_pages=12)
-    disk = DiskState(counters, DiskOccupancy(3 << 30, 8 << 30, 70), works=True)
-    monkeypatch.setattr(LLM, "disk", property(lambda llm: disk))
-    monkeypatch.setattr(served.service, "names", ("a-model-with-a-long-name" * 8,))
-    busy(served, scripted)
-    page.set_viewport_size({"width": width, "height": 800})
-    page.goto(served.url)
-    page.wait_for_selector("#all:not([hidden])")
-    page.wait_for_selector("#disk:not([hidden])")
-    assert "3.00 GiB" in page.text_content("#disk")
-    assert "session-of-a-lamp" in page.text_content("#paused")
-    assert page.evaluate("() => document.documentElement.scrollWidth") <= width
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_shows_who_is_paused_where_the_pages_are_and_what_was_decided(
     page: Any, served: Running, scripted: Scripted, scheme: str
@@ -90,25 +69,6 @@ def test_the_page_shows_who_is_paused_where_the_pages_are_and_what_was_decided(
     assert page.urls == {f"{served.url}/", f"{served.url}/live"}
     corner = "p.getContext('2d').getImageData(p.width - 2, p.height - 2, 1, 1).data[3]"
     until(lambda: page.evaluate(f"() => {{ const p = document.getElementById('pool'); return {corner} }}") == 255)
-
-
-def test_while_requests_run_the_numbers_move(page: Any, served: Running, scripted: Scripted) -> None:
-    scripted.follow()
-    page.goto(served.url)
-    body, seen = {"prompt": "Hi", "max_tokens": 1900, "ignore_eos": True}, threading.Event()
-
-    def ask_on() -> None:
-        while not seen.is_set():
-            served.http.post("/v1/completions", json=body)
-
-    asking = threading.Thread(target=ask_on)
-    asking.start()
-    page.wait_for_function("() => document.getElementById('running').textContent.includes('cmpl-')", timeout=60_000)
-    page.wait_for_function("() => parseFloat(document.querySelector('#tiles b').textContent) > 1")
-    seen.set()
-    asking.join()
-    page.wait_for_function("() => document.getElementById('running').textContent.includes('none')", timeout=60_000)
-    assert page.messages == []
 
 
 def test_with_keys_the_page_asks_for_one_and_keeps_it_in_its_tab(page: Any, scripted: Scripted) -> None:
@@ -152,10 +112,3 @@ def test_whatever_a_model_or_a_client_writes_is_text(page: Any, scripted: Script
         page.click(".call button")
         assert answer.result(60) == "no & <no>"
         page.wait_for_selector("#inbox", state="hidden")
-
-
-def test_a_page_says_so_when_nobody_answers_any_more(page: Any, scripted: Scripted) -> None:
-    with running(scripted.llm) as server:
-        page.goto(server.url)
-        page.wait_for_selector("#all:not([hidden])")
-    page.wait_for_function("() => document.getElementById('state').textContent === 'no answer'", timeout=60_000)

@@ -29,7 +29,7 @@ from jinfercept.serve.observe.traces_choice import traces_endpoint
 from jinfercept.serve.options import ServerOptions
 from tests.support.live_server import MODEL, Running, running, until
 from tests.support.scripted_model import Scripted
-from tests.support.tool_server import ALL, QUESTION, ask, ask_and_leave, asks, called, returned, says
+from tests.support.tool_server import ALL, QUESTION, ask, called, returned, says
 
 PACKAGE = Path(__file__).parents[3] / "jinfercept"
 URL = "http://127.0.0.1:4318"
@@ -292,27 +292,6 @@ def test_a_call_says_what_came_of_it(
     assert values.get("error.type") == (None if status == "empty" else status)
 
 
-def test_several_answers_streams_and_clients_that_leave(untraced: Running, scripted: Scripted, tmp_path: Any) -> None:
-    server, spans = untraced, traced(untraced)
-    says(scripted, server, "It costs 23.", [*QUESTION, called("", ("price", "lamp")), returned("23")])
-    [*_] = ask(server, QUESTION, stream=True, n=2, temperature=0.01)
-    all_spans = spans()
-    assert attributes(all_spans[0])["gen_ai.request.choice.count"] == 2
-    assert attributes(all_spans[0])["gen_ai.response.finish_reasons"] == ("stop", "stop")
-    choices = [attributes(span)["jinfercept.choice"] for span in all_spans if span.name == "execute_tool price"]
-    assert sorted(choices) == [0, 1]
-
-    says(scripted, server, asks("hang"), QUESTION)
-    seen = server.service.tracing
-    assert seen is not None
-    ask_and_leave(server, QUESTION, lambda: server.llm.engine.snapshot().result(60).num_intercepted > 0)
-    *_, call = [span for span in spans(2) if span.name == "execute_tool hang"]
-    assert attributes(call)["jinfercept.call.status"] == ("cancelled",)
-    *_, root = [span for span in spans(2) if span.kind is SpanKind.SERVER]
-    assert attributes(root)["error.type"] == "499"
-    assert not seen.headers
-
-
 def test_a_response_in_the_background_is_traced_to_its_end(untraced: Running, scripted: Scripted) -> None:
     server, spans = untraced, traced(untraced)
     says(scripted, server, "It costs 23.", [*QUESTION, called("", ("price", "lamp")), returned("23")])
@@ -322,20 +301,6 @@ def test_a_response_in_the_background_is_traced_to_its_end(untraced: Running, sc
     assert server.client.responses.retrieve(begun.id).status == "completed"
     assert attributes(root)["gen_ai.response.id"] == begun.id
     assert attributes(root)["gen_ai.usage.output_tokens"] > 0
-
-
-def test_other_dialects_are_traced_alike(untraced: Running, scripted: Scripted) -> None:
-    server, spans = untraced, traced(untraced)
-    says(scripted, server, "Yes.", QUESTION)
-    body = {"model": MODEL, "max_tokens": 8, "messages": QUESTION, "temperature": 0}
-    assert server.http.post("/v1/messages", json=body).status_code == 200
-    conversation = server.client.conversations.create()
-    create: Any = server.client.responses.create
-    create(model=MODEL, input=QUESTION[0]["content"], temperature=0, max_output_tokens=8, conversation=conversation.id)
-    message, response = [attributes(span) for span in spans(2) if span.kind is SpanKind.SERVER]
-    assert (message["http.route"], response["http.route"]) == ("/v1/messages", "/v1/responses")
-    assert message["gen_ai.usage.output_tokens"] > 0 < response["gen_ai.usage.output_tokens"]
-    assert response["gen_ai.conversation.id"] == conversation.id
 
 
 def test_refused_requests_are_spans_and_strangers_make_none(scripted: Scripted) -> None:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from jinfercept.errors import ConfigError
 from jinfercept.llm import LLM
 from jinfercept.models.load import read_config
 from tests.support.live_server import Running, running
@@ -19,7 +18,6 @@ from tests.support.tiny_model import GOLDEN
 
 NAME = "llama_gqa"
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}{% if tools %}<tool_call>{% endif %}"
-ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 OPERATOR, CLIENT = {"Authorization": "Bearer boss"}, {"Authorization": "Bearer somebody"}
 
 
@@ -95,14 +93,6 @@ def test_models_list_the_adapters_with_their_parent(served: Running, folder: Pat
     assert [model["id"] for model in page["data"]] == ["scripted", "sql"]
 
 
-def test_chats_with_tools_have_the_adapter_for_them_unless_they_name_one(served: Running) -> None:
-    requests = {
-        name: answer(served, name, tools=[ADD], tool_choice="none", messages=[{"role": "user", "content": "Hey"}])
-        for name in ("scripted", "sql")
-    }
-    assert requests["scripted"] == requests["sql"]
-
-
 def test_adapters_are_loaded_and_unloaded_while_the_server_runs(served: Running, folder: Path) -> None:
     base = answer(served, "scripted")
     reply = load(served, "new", "second")
@@ -171,15 +161,3 @@ def test_without_the_folder_nobody_loads(llm: LLM) -> None:
     with running(llm) as server:
         assert load(server, "x", "second").status_code == 404
         assert "/v1/load_lora_adapter" not in server.http.get("/openapi.json").json()["paths"]
-
-
-def test_a_server_has_room_and_names_for_its_adapters(llm: LLM, folder: Path, make_scripted: Any) -> None:
-    with (
-        pytest.raises(ConfigError, match="an adapter has the name of the model; got sql"),
-        running(llm, served_model_name=("sql",)),
-    ):
-        pass
-    with pytest.raises(ConfigError, match="no room for adapters"), running(make_scripted("").llm, lora_dir=str(folder)):
-        pass
-    with pytest.raises(ConfigError, match="lora_dir is not a folder"), running(llm, lora_dir=str(folder / "no")):
-        pass

@@ -145,22 +145,6 @@ def test_a_custom_tool_is_called_with_a_text(served: Running, scripted: Scripted
 
 
 @pytest.mark.parametrize(
-    "choice",
-    [
-        {"type": "custom", "custom": {"name": "patch"}},
-        {
-            "type": "allowed_tools",
-            "allowed_tools": {"mode": "required", "tools": [{"type": "custom", "custom": {"name": "patch"}}]},
-        },
-    ],
-)
-def test_a_custom_tool_can_be_required(served: Running, scripted: Scripted, choice: Any) -> None:
-    scripted.follow("")
-    done = served.chat(tools=[PRICE, PATCH], tool_choice=choice, max_tokens=60).json()
-    assert done["choices"][0]["finish_reason"] == "length", done
-
-
-@pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"tools": [{"type": "custom"}]}, "tools[0].function"),

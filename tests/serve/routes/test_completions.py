@@ -35,13 +35,6 @@ def test_a_body_that_says_nothing_has_the_defaults(server: Running, fields: dict
     assert (params.repetition_penalty, params.max_tokens) == (1.5, 5)
 
 
-def test_what_a_body_says_wins(server: Running) -> None:
-    body = CompletionBody(model=None, prompt="a", temperature=0, top_k=0, top_p=1, repetition_penalty=1)
-    params = sampling_params(body, 7, None, server.service, "")
-    assert (params.temperature, params.top_k, params.top_p) == (0, 0, 1)
-    assert (params.repetition_penalty, params.max_tokens) == (1, 7)
-
-
 def test_chats_and_responses_end_where_the_model_says_and_completions_after_16_tokens(server: Running) -> None:
     body = {"messages": [{"role": "user", "content": "Hi"}], "ignore_eos": True, "max_tokens": None}
     chat = server.http.post("/v1/chat/completions", json=body).json()
@@ -177,15 +170,6 @@ def test_tokens_of_one_character_have_the_offset_of_its_beginning(
     assert "".join(choice.text for choice in choices) == " é日 you"
     offsets = [offset for choice in choices if choice.logprobs for offset in choice.logprobs.text_offset]
     assert offsets == [0, 1, 1, 2, 2, 2, 3, 4, 5, 6, 7]
-
-
-def test_an_echo_has_offsets_of_the_whole_text(served: Running, scripted: Scripted) -> None:
-    scripted.follow("é日!")
-    done = served.client.completions.create(model=MODEL, prompt="é", temperature=0, logprobs=0, max_tokens=4, echo=True)
-    assert done.choices[0].text == "é日!"
-    logprobs = done.choices[0].logprobs
-    assert logprobs is not None
-    assert logprobs.text_offset == [0, 0, 1, 1, 1, 2]
 
 
 def test_a_prompt_alone_can_be_scored(served: Running, scripted: Scripted) -> None:

@@ -1,6 +1,5 @@
 """`/v1/conversations` with OpenAI's client, in memory and in databases."""
 
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -120,30 +119,6 @@ def _succeeds(ask: Any) -> bool:
     except openai.ConflictError:
         return False
     return True
-
-
-def test_turns_at_the_same_time_are_409_or_whole(talking: Running, scripted: Scripted) -> None:
-    made = talking.client.conversations.create()
-    scripted.follow(end_every=4)
-    ended = list[str]()
-
-    def ask(number: int) -> None:
-        while True:
-            try:
-                answer(talking, f"{number}", conversation=made.id, max_output_tokens=4)
-                ended.append(f"{number}")
-                return
-            except openai.ConflictError:
-                continue
-
-    clients = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
-    for client in clients:
-        client.start()
-    for client in clients:
-        client.join()
-    roles = [item.role for item in talking.client.conversations.items.list(made.id, order="asc")]  # pyright: ignore
-    assert roles == ["user", "assistant"] * 4
-    assert sorted(ended) == list("0123")
 
 
 def test_another_keys_conversation_is_as_good_as_missing(talking: Running) -> None:

@@ -127,23 +127,6 @@ def test_a_tool_runner_that_would_leave_its_messages_with_the_server_sends_all(
     assert [block.text for block in last.content] == [ANSWER]
 
 
-def test_calls_are_streamed_in_pieces_of_json(served: Running, scripted: Scripted) -> None:
-    says(scripted, CALL + END, tools=[CHAT_PRICE])
-    events, message = streamed(served, tools=[PRICE])
-    assert [event.content_block.type for event in events if event.type == "content_block_start"] == ["tool_use"]
-    pieces = [event.delta.partial_json for event in events if event.type == "content_block_delta"]
-    assert len(pieces) > 3
-    assert "".join(pieces) == '{"item": "lamp"}'
-    assert (message.content[0].input, message.stop_reason) == ({"item": "lamp"}, "tool_use")
-
-
-def test_a_number_too_large_for_json_is_no_failure(served: Running, scripted: Scripted) -> None:
-    written = CALL.replace('"lamp"', "1e400")
-    says(scripted, written + END, tools=[CHAT_PRICE])
-    assert create(served, tools=[PRICE]).content[0].input == {}
-    assert streamed(served, tools=[PRICE])[1].stop_reason == "tool_use"
-
-
 @pytest.mark.parametrize("arguments", ['["lamp"]', '{"item": ["lamp"]}', "null"])
 def test_arguments_that_are_no_object_are_an_empty_one_streamed_or_not(
     served: Running, scripted: Scripted, arguments: str
@@ -256,19 +239,6 @@ def test_tools_of_anthropic_that_the_client_runs_are_declared(
     says(scripted, written + END, tools=declared(tools))
     [call] = create(served, tools=tools).content
     assert (call.type, call.name, call.input) == ("tool_use", "shell", {"command": "ls"})
-
-
-@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "price"}])
-def test_a_tool_that_has_to_be_called_is_called(served: Running, scripted: Scripted, choice: Any) -> None:
-    schema = {"type": "object", "properties": {"item": {"enum": ["lamp", "pen"]}}, "required": ["item"]}
-    declared = {"type": "function", "function": {"name": "price", "parameters": schema}}
-    says(scripted, "<tool_call>I had rather not." + END, tools=[declared])
-    tool: Any = {"name": "price", "input_schema": schema}
-    only_one = choice | {"disable_parallel_tool_use": True}
-    done = create(served, tools=[tool], tool_choice=only_one, max_tokens=400, extra_body={"temperature": 1})
-    [call] = done.content
-    assert (call.name, done.stop_reason) == ("price", "tool_use")
-    assert call.input["item"] in ("lamp", "pen")
 
 
 def test_a_template_without_tools_takes_a_forced_call_and_its_result(served: Running, make_scripted: Make) -> None:

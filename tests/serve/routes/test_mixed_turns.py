@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from tests.support.anthropic_client import create, streamed
-from tests.support.live_server import END, MODEL, Running, prompt_of, until
+from tests.support.live_server import END, Running, prompt_of, until
 from tests.support.scripted_model import Scripted
-from tests.support.tool_server import BUY, CUT, QUESTION, ask, ask_and_leave, asks, cached, called, returned, says, shop
+from tests.support.tool_server import BUY, QUESTION, ask, ask_and_leave, asks, cached, called, returned, says, shop
 
 TOOLS = {"temperature": 0, "jinfercept": {"server_tools": True}}
 BOUGHT: Any = {"name": "buy", "input_schema": BUY["function"]["parameters"]}
@@ -141,18 +141,6 @@ def test_conversations_whose_models_choose_the_same_ids_do_not_read_each_others_
     behind = whole.rpartition(f"</tool_call>{END}")[2]
     scripted.follow(f"{before}{behind}Bye.{END}")
     assert message_of(ask(server, [*QUESTION, answer, result], tools=[BUY]))["content"] == "Bye."
-
-
-def test_a_long_result_of_a_mixed_turn_is_cut_as_any_other(server: Running, scripted: Scripted) -> None:
-    before = says(scripted, server, f"{asks('price', 'list')}\n{asks('buy', 'lamp')}", QUESTION, own=[BUY])
-    done = ask(server, QUESTION, tools=[BUY])
-    assert done.jinfercept["server_calls"][0]["status"] == "too_large"
-    counted = f'jinfercept:call_results_total{{model_name="{MODEL}",status="too_large",tool="price"}} 1.0'
-    until(lambda: counted in server.http.get("/metrics").text)
-    [call] = message_of(done)["tool_calls"]
-    turn = called("", ("price", "list"), ("buy", "lamp"))
-    shown = [*QUESTION, message_of(done), {"role": "tool", "tool_call_id": call["id"], "content": "bought"}]
-    assert follow_up(server, scripted, before, [*QUESTION, turn, returned(CUT), returned("bought")], shown) <= 1
 
 
 def test_a_call_of_a_tool_that_nobody_has_is_the_servers_to_answer(server: Running, scripted: Scripted) -> None:

@@ -18,7 +18,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from tests.support.engine_state import engine_state
 from tests.support.gate import Gate
-from tests.support.live_server import END, MODEL, Running, prompt_of, running, until
+from tests.support.live_server import END, MODEL, Running, running, until
 from tests.support.responses import ASKED, CALL, CHAT_PRICE, PRICE, QUESTION, says
 from tests.support.scripted_model import Scripted
 
@@ -128,17 +128,6 @@ def test_a_response_that_is_not_generated_is_continued(socket: ResponsesConnecti
     answer = respond(socket, [], previous_response_id=warm.id, store=False)
     assert answer.output_text == "It costs 23."
     assert answer.usage.input_tokens_details.cached_tokens >= warm.usage.input_tokens - 16
-
-
-def test_requests_follow_one_another(socket: ResponsesConnection, scripted: Scripted, gate: Gate) -> None:
-    scripted.follow(prompt_of(scripted, ASKED) + "It costs 23." + END)
-    long: Any = {"max_output_tokens": 300, "extra": 1, "ignore_eos": True}
-    create(socket, "Go on.", **long)
-    create(socket)
-    assert socket.recv().type == "response.created"
-    gate.open()
-    ends = [[event.type for event in events(socket)][-1] for _ in range(2)]
-    assert ends == ["response.incomplete", "response.completed"]
 
 
 @pytest.mark.usefixtures("gate")

@@ -1,31 +1,13 @@
 """Items of `/v1/responses` in every order that clients send them, and what the model reads of them."""
 
-import sys
 from typing import Any
 
 import pytest
 
 from jinfercept.chat.futures import placeholder
-from jinfercept.serve.protocols.openai.response_chat import messages_of
-from jinfercept.serve.protocols.openai.response_items import new_item
 from tests.support.live_server import END, Running
 from tests.support.responses import ASKED, CALL, CHAT_PRICE, PRICE, answer, says
 from tests.support.scripted_model import Scripted
-
-
-def test_the_texts_behind_a_call_are_joined_once_however_many_there_are() -> None:
-    call = new_item("function_call", call_id="1", name="price", arguments="{}")
-    part = {"type": "output_text", "text": "a"}
-    texts = [new_item("message", role="assistant", content=[part]) for _ in range(200)]
-    joins: list[Any] = []
-    sys.setprofile(lambda _, event, what: joins.append(what) if getattr(what, "__name__", "") == "join" else None)
-    try:
-        [turn] = messages_of([call, *texts], None)
-    finally:
-        sys.setprofile(None)
-    assert (turn["content"], len(turn["tool_calls"])) == ("a" * 200, 1)
-    assert len(joins) <= 2 * (200 + 10)  # two events a call: each item's own text is joined, and all of them once
-
 
 QUESTION: Any = ASKED[0]
 

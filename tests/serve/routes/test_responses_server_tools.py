@@ -50,13 +50,6 @@ def test_calls_of_the_server_are_items_that_are_complete(server: Running, script
     assert (first.content[0].text, last.content[0].text, done.status) == ("Let me see.", "It costs 23.", "completed")
 
 
-def test_without_calls_the_list_of_the_servers_calls_is_there_and_empty(server: Running, scripted: Scripted) -> None:
-    hears(scripted, server, "No idea.", QUESTION)
-    assert ask(server, HOW_MUCH).jinfercept == {"server_calls": []}
-    assert list(ask(server, HOW_MUCH, stream=True))[-1].response.jinfercept == {"server_calls": []}
-    assert not hasattr(ask(server, HOW_MUCH, extra_body=None, max_output_tokens=1), "jinfercept")
-
-
 def test_calls_to_which_the_model_gives_one_id_have_their_own_results(server: Running, scripted: Scripted) -> None:
     turn = f"{asks('price', 'lamp')}\n{asks('price', 'pen')}".replace('{"name"', '{"id": "c1", "name"')
     called_twice = [called("", ("price", "lamp"), ("price", "pen")), returned("23"), returned("4")]

@@ -80,17 +80,6 @@ def test_what_is_cut_off_ends_in_its_own_event(served: Running, scripted: Script
     assert end == ""
 
 
-def test_log_probabilities_are_streamed_with_their_text(served: Running, scripted: Scripted) -> None:
-    says(scripted, "23" + END)
-    events = list(answer(served, stream=True, include=["message.output_text.logprobs"], top_logprobs=2))
-    told = [
-        logprob.token for event in events if event.type == "response.output_text.delta" for logprob in event.logprobs
-    ]
-    assert told == ["2", "3"]
-    [item] = check(events).output
-    assert [logprob.token for logprob in item.content[0].logprobs] == told
-
-
 @pytest.mark.usefixtures("gate")
 def test_a_stream_that_nobody_reads_any_more_is_cancelled_and_frees_its_pages(
     served: Running, scripted: Scripted

@@ -7,7 +7,7 @@ import pytest
 from tests.support.chat_templates import ONE_SYSTEM, QWEN
 from tests.support.live_server import END, MODEL, Running, prompt_of
 from tests.support.responses import ASKED as QUESTION
-from tests.support.scripted_model import Make, Scripted, write_turns
+from tests.support.scripted_model import Make, Scripted
 
 TURNS: Any = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
 LATER: Any = {"role": "system", "content": "It is noon."}
@@ -119,24 +119,3 @@ def test_every_call_stands_before_its_own_result_in_every_dialect(
         ):
             assert served.http.post(f"/v1/{path}", json=fields).status_code == 200
         assert prompts[-3:] == [prompt, prompt, in_turn_of_user if NOTE in given else prompt]
-
-
-def test_a_follow_up_whose_results_come_in_any_order_continues_the_tokens_of_its_turn(
-    served: Running, make_scripted: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scripted = make_scripted(QWEN)
-    tools: Any = [{"type": "function", "function": {"name": name}} for name in ("price", "stock")]
-    written = "".join(
-        f'<tool_call>\n{{"name":  "{name}", "arguments": {{}}}}\n</tool_call>\n' for name in ("price", "stock")
-    )
-    prompts = write_turns(monkeypatch, scripted, [written, "Yes."], None)
-    first = served.chat(messages=QUESTION, tools=tools, max_tokens=200).json()
-    turn = first["choices"][0]["message"]
-    results = [
-        result | {"tool_call_id": call["id"]} for call, result in zip(turn["tool_calls"], RESULTS.values(), strict=True)
-    ]
-    then = served.chat(messages=[*QUESTION, turn, HURRY, *reversed(results)], tools=tools).json()
-    cached = then["usage"]["prompt_tokens_details"]["cached_tokens"]
-    assert cached >= first["usage"]["total_tokens"] - 1
-    places = [prompts[1].index(text) for text in (written.strip(), "23 Euro", "7 left", "Hurry!")]
-    assert places == sorted(places)

@@ -48,15 +48,6 @@ def expected(routed: Running, prompt: str) -> np.ndarray:
     return output.outputs[0].routed_experts
 
 
-@pytest.mark.parametrize("prompts", ["a lamp", ["a lamp", "pencils"]])
-def test_a_completion_has_the_experts_of_its_tokens(routed: Running, prompts: Any) -> None:
-    reply = routed.http.post("/v1/completions", json={"prompt": prompts, "n": 1} | WANTED).json()
-    for choice, prompt in zip(reply["choices"], [prompts] if isinstance(prompts, str) else prompts, strict=True):
-        experts = decoded(choice)
-        assert (experts.dtype, experts.shape[1:]) == (np.int16, (2, 2))
-        np.testing.assert_array_equal(experts, expected(routed, prompt))
-
-
 def test_every_choice_of_a_chat_has_those_of_the_prompt_too(routed: Running) -> None:
     plain = routed.chat(return_token_ids=True, n=2, **WANTED | {"temperature": 1}).json()
     assert all("routed_experts" in choice for choice in plain["choices"])

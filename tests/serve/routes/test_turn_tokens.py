@@ -132,16 +132,6 @@ def test_a_message_goes_on_from_what_the_model_wrote(served: Running, make_scrip
     assert then.usage.cache_read_input_tokens >= read - 1
 
 
-def test_a_question_behind_a_turn_goes_on_from_it_too(served: Running, make_scripted: Make) -> None:
-    scripted = make_scripted(STRIPS)
-    behind = "\n<|im_start|>user\nAnd two?<|im_end|>\n<|im_start|>assistant\n46."
-    scripted.follow(prompt_of(scripted, QUESTION, [PRICE]) + "  " + ANSWER + END + behind + END, end_every=50)
-    first = chat(served, QUESTION)
-    then = chat(served, [*QUESTION, first.message, {"role": "user", "content": "And two?"}])
-    assert then.text == "46."
-    assert continues(first, then)
-
-
 def test_a_question_behind_rounds_that_the_client_does_not_see_goes_on_from_them(
     server: Running, scripted: Scripted
 ) -> None:
@@ -153,60 +143,6 @@ def test_a_question_behind_rounds_that_the_client_does_not_see_goes_on_from_them
     done = ask(server, [*QUESTION, first.model_dump(exclude_none=True), {"role": "user", "content": "Thanks"}])
     assert done.choices[0].message.content == "Bye."
     assert cached(done) >= len(scripted.tokenizer.encode(whole)) - 1
-
-
-def test_reasoning_is_not_read_behind_a_question_where_the_template_drops_it(
-    served: Running, make_scripted: Make
-) -> None:
-    scripted = make_scripted(QWEN3)
-    scripts_round(scripted, SHAPES["drops reasoning"].written)
-    first = chat(served, QUESTION)
-    messages = [*QUESTION, first.message, result(first.message)]
-    then = chat(served, messages)
-    assert continues(first, then)
-    messages += [then.message, {"role": "user", "content": "And two?"}]
-    anew = made_anew(scripted, messages)
-    assert "A lamp." not in anew
-    scripted.follow(anew + "46." + END, end_every=50)
-    last = chat(served, messages)
-    assert (last.text, last.prompt) == ("46.", len(scripted.tokenizer.encode(anew)))
-    assert 0 < last.cached < first.prompt + first.written - 1
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"tools": [{**PRICE, "function": {**PRICE["function"], "description": "A price."}}]},
-        {"extra_body": {"cache_salt": "other"}},
-        {"extra_body": {"chat_template_kwargs": {"enable_thinking": True}}},
-    ],
-    ids=["other tools", "other salt", "other variables"],
-)
-def test_a_follow_up_with_another_prompt_is_made_of_its_text(
-    served: Running, make_scripted: Make, change: dict[str, Any]
-) -> None:
-    scripted = make_scripted(QWEN)
-    scripts_round(scripted, LOOSE)
-    first = chat(served, QUESTION)
-    messages = [*QUESTION, first.message, result(first.message)]
-    options: Any = change.get("extra_body", {})
-    anew = made_anew(scripted, messages, change.get("tools", [PRICE]))
-    scripted.follow(anew + ANSWER + END, end_every=50)
-    then = chat(served, messages, **change)
-    assert (then.text, then.prompt) == (ANSWER, len(scripted.tokenizer.encode(anew)))
-    assert then.cached < first.prompt + first.written - 1 or not options
-
-
-def test_a_turn_that_the_client_has_changed_is_read_as_it_is_now(served: Running, make_scripted: Make) -> None:
-    scripted = make_scripted(QWEN)
-    scripts_round(scripted, LOOSE)
-    first = chat(served, QUESTION)
-    [call] = first.message["tool_calls"]
-    other = {**call, "function": {"name": "price", "arguments": '{"item": "pen"}'}}
-    messages = [*QUESTION, {**first.message, "tool_calls": [other]}, result(first.message)]
-    anew = made_anew(scripted, messages)
-    scripted.follow(anew + ANSWER + END, end_every=50)
-    assert chat(served, messages).text == ANSWER
 
 
 def test_a_turn_that_was_cut_off_or_cut_short_is_not_continued(served: Running, make_scripted: Make) -> None:

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from jinfercept.chat.messages import results_behind_calls
 from jinfercept.serve.state.tool_history import ToolHistory, num_bytes_of
 
 ASKED: list[Any] = [{"role": "user", "content": "How much?"}]
@@ -23,36 +22,10 @@ def turn(content: str, *calls: dict[str, Any]) -> dict[str, Any]:
 ROUND = [turn("Wait.", call("price", "a")), result("a")]
 NUM_BYTES = num_bytes_of((*ROUND, turn("23."))) + 100
 ANSWER = turn("Wait.\n\n23.")
-MIXED = turn("", call("price", "a"), call("buy", "b"), call("price", "c"), call("buy", "d"))
 
 
 def memory(now: Any = lambda: 0.0, **limits: int) -> ToolHistory:
     return ToolHistory(10.0, now, **limits)
-
-
-def test_an_answer_is_known_by_what_was_said_before_it() -> None:
-    hidden = memory()
-    hidden.remember("key", "me", [*ASKED, ANSWER], [*ROUND, turn("23.")])
-    parts = [{"role": "user", "content": [{"type": "text", "text": "How "}, {"type": "text", "text": "much?"}]}]
-    for messages in (ASKED, parts):
-        assert hidden.restored("me", [*messages, ANSWER]) == [*messages, *ROUND, turn("23.")]
-    others = [{"role": "user", "content": "How many?"}, ANSWER]
-    assert hidden.restored("me", others) == others
-    assert hidden.restored("you", [*ASKED, ANSWER]) == [*ASKED, ANSWER]
-    assert hidden.restored("me", [*ASKED, turn("24.")]) == [*ASKED, turn("24.")]
-
-
-def test_results_stand_in_the_order_of_the_calls_whoever_ran_them() -> None:
-    hidden = memory()
-    shown = turn("", call("buy", "b"), call("buy", "d"))
-    hidden.remember("key", "", [*ASKED, shown], [MIXED, result("a"), result("c")])
-    for order in ("bd", "db"):
-        back = results_behind_calls(hidden.restored("", [*ASKED, shown, *map(result, order), *ASKED]))
-        assert back == [*ASKED, MIXED, *map(result, "abcd"), *ASKED]
-    dropped = shown | {"content": None}
-    assert hidden.restored("", [*ASKED, dropped])[1] == MIXED
-    edited = shown | {"content": "I want it."}
-    assert hidden.restored("", [*ASKED, edited])[1] == edited
 
 
 def test_an_answer_with_calls_is_known_by_the_conversation_and_not_by_ids_that_models_choose() -> None:
