@@ -145,6 +145,8 @@ class Replacement:
 
     def _block(self, new: Weights, shapes: Weights, reused: Weights | None, old: list[Weights]) -> Weights:
         # `old` is emptied before the first array is overwritten, in the memory of what is `reused`
+        if not new:
+            return {}
         placed = self._placed(new, shapes)
         if reused:
             old.clear()
