@@ -32,12 +32,28 @@ def strict_json(text: str) -> Any:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """The object of a JSON text; {} if the text is none."""
+    """The object of a JSON text; {} if the text is none, or nested so deeply that a body of JSON could not have it.
+
+    It can be written as JSON again: a number that JSON cannot write, such as `1e400` or `NaN`, becomes its text.
+    """
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_constant=str, parse_float=_number)
     except (ValueError, RecursionError):
         return {}
-    return value if isinstance(value, dict) else {}
+    return value if isinstance(value, dict) and _is_flat(value, _MOST_LEVELS) else {}
+
+
+_MOST_LEVELS = 200
+
+
+def _is_flat(value: Any, levels: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels > 0 and all(_is_flat(item, levels - 1) for item in inner)
+
+
+def _number(digits: str) -> float | str:
+    number = float(digits)
+    return number if math.isfinite(number) else digits
 
 
 def _finite(digits: str) -> float:

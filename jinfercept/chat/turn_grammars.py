@@ -158,7 +158,7 @@ def _enforceable(name: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
 @lru_cache(maxsize=256)
 def _log_unenforced(name: str, places: tuple[str, ...]) -> None:
     log.info(
-        "arguments of tool %.80r are checked when it is run, not while they are written: %.300s",
+        "arguments of tool %.80r are checked when it is run, not while they are written: %.300r",
         name,
         ", ".join(places),
     )

@@ -19,7 +19,7 @@ from rich.table import Table
 from jinfercept.calls import Tool
 from jinfercept.errors import ConfigError
 from jinfercept.events import Event, Finished
-from jinfercept.models.embedded import NAME, fetch
+from jinfercept.models.embedded import NAME
 from jinfercept.outputs import RequestOutput
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan_builder import SchedulerCounters
@@ -157,7 +157,6 @@ class Demo:
 def _run_all(num_requests: int, slow_s: float, console: Console) -> dict[str, DemoRun]:
     from jinfercept.llm import LLM
 
-    fetch(console.print)  # says what it waits for, which loading would not
     with (
         StartDisplay(notes=True) as display,
         LLM(

@@ -82,6 +82,13 @@ def _shown(default: Any) -> str:
     return ", ".join(map(str, default)) if isinstance(default, tuple) else str(default)
 
 
+_PLAINER = {
+    r"Error parsing (\S+): .*invalid literal for int\(\) with base 10: (.*)": r"\1 takes a whole number; got \2",
+    r"Error parsing (\S+): .*could not convert string to float: (.*)": r"\1 takes a number; got \2",
+    r"Missing from [^:]*: ([A-Z]+) (.*) \(required\)": r"\1 is missing: \2",
+}
+"""Patterns of `tyro`'s messages, and what is printed in their place."""
+
 # -- parsing -----------------------------------------------------------------------------------------------------------
 
 
@@ -109,7 +116,8 @@ def parse[C](command: type[C], prog: str, description: str, words: Sequence[str]
         flags = _flags_of(command, prog)
         raise refusal(prog, "no such flag: " + ", ".join(flag + nearest(flag, flags) for flag in wrong))
     if unknown:
-        raise refusal(prog, f"one argument too many: {' '.join(unknown)}")
+        prompt = "; a prompt is given as --prompt TEXT" if "prompt" in command.__annotations__ else ""
+        raise refusal(prog, f"one argument too many: {' '.join(unknown)}{prompt}")
     return parsed
 
 
@@ -133,4 +141,7 @@ def _one_line(drawn: str) -> str:
             parts.append([])
         else:
             parts[-1].append(line)
-    return next((" ".join(part).rstrip(".! ") for part in parts if part), "wrong flags")
+    message = next((" ".join(part).rstrip(".! ") for part in parts if part), "wrong flags")
+    for pattern, plainer in _PLAINER.items():
+        message = re.sub(pattern, plainer, message)
+    return message

@@ -354,7 +354,7 @@ class FleetFront:
             if incoming.call.path == _RESPONSES and "id" in relay.details:
                 assert self._facts is not None
                 key = response_key(relay.details["id"], incoming.hint.tenant, self._facts.secret, incoming.salt)
-            self.routes.finished(incoming.hint, ticket.route.replica, relay.details, key)
+            self.routes.finished(incoming.hint, ticket.route, relay.details, key)
 
 
 async def _nothing() -> None:

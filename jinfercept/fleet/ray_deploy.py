@@ -3,6 +3,7 @@ front is behind Ray's proxies. Imports Ray when it runs.
 """
 
 import asyncio
+import logging
 import os
 import secrets
 import sys
@@ -33,6 +34,8 @@ def application(args: dict[str, Any]) -> Any:
 
     return bind_fleet(FleetConfig.parse(args))
 
+
+log = logging.getLogger("jinfercept")
 
 APPLICATION = "jinfercept"
 _SECRET_BYTES = 32
@@ -71,6 +74,7 @@ def serve_fleet(
         if address is None or not runs(APPLICATION):
             shared = replica_options(options, os.environ, folder)
             spec = ReplicaSpec(model, engine, shared, secrets.token_bytes(_SECRET_BYTES))
+            log.info("starting Ray and %d replicas; each loads and compiles the model", num_replicas)
             run_replicas(APPLICATION, spec, scale_for(engine, num_replicas))
         else:
             print(f"jinfercept: the application {APPLICATION} runs there already, as it was deployed", file=sys.stderr)

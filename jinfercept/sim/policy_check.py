@@ -277,7 +277,8 @@ def _play(title: str, scenario: Scenario, depth: int, policy: PolicyChoice, orde
         engine.check_pages()
         problem = next((f"the {blamed} {what}" for what in _problems(clients.outputs, scenario)), "")
     except (PolicyCheckError, PluginError) as error:
-        problem, cause = str(error), error
+        # the engine reports what the check raises as a failure of the policy
+        problem, cause = str(error.__cause__ if isinstance(error.__cause__, PolicyCheckError) else error), error
     except Exception as error:  # that the plugin brought about
         problem, cause = f"the {blamed} breaks the engine: {describe_failure(error)}", error
     if accounts is None or problem:

@@ -60,10 +60,10 @@ def prepare_backend(config: EngineConfig, *, swap_is_given: bool = False) -> Non
         variables["NPROC"] = str(max(1, native.num_threads() - 1))
     if "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ:  # jaxlib refuses to see both
         variables["XLA_CLIENT_MEM_FRACTION"] = str(config.cache.gpu_memory_utilization)
-    for name, value in variables.items():
-        if name not in os.environ:
-            os.environ[name] = value
-            log.info("set the environment variable %s=%s", name, value)
+    added = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(added)
+    if added:
+        log.info("set environment variables of JAX: %s", ", ".join(f"{name}={value}" for name, value in added.items()))
     if config.advanced.compilation_cache and jax.config.jax_compilation_cache_dir is None:
         directory = cache_directory() / "xla"
         drop_damaged(directory)

@@ -236,10 +236,11 @@ def plan_memory(
         wanted_tokens = fitting
     kv_tokens = wanted_tokens // page_size * page_size
     if kv_tokens > fitting:
+        most = max(0, fitting // page_size * page_size)
         raise ConfigError(
             "the KV pool does not fit",
             got=f"{kv_tokens} tokens of {token_bytes} bytes, {_gib(room.free_bytes)} free, {_gib(reserved)} kept free",
-            fix="set kv_tokens to what fits, or use a smaller model or dtype",
+            fix=f"set kv_tokens to at most {most}, or use a smaller model or dtype",
         )
     if kv_tokens < config.scheduling.max_num_seqs * page_size:
         raise ConfigError(

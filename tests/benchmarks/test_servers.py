@@ -76,7 +76,7 @@ def test_a_server_is_a_url_with_or_without_a_name(text: str, name: str, url: str
 
 
 def test_a_server_that_cannot_start_says_why() -> None:
-    why = "the server did not start; got jinfercept serve: Error parsing --kv-tokens: invalid literal"
+    why = "the server did not start; got jinfercept serve: --kv-tokens takes a whole number"
     with pytest.raises(ConfigError, match=why), child_server(TINY, {"kv_tokens": "many", "check_pages": False}):
         pass
 

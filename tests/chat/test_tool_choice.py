@@ -229,12 +229,23 @@ def test_what_no_grammar_holds_is_checked_when_the_call_is_run(
         [call] = completion.messages[0]["tool_calls"]
         assert json.loads(call["function"]["arguments"]) == {"a": ["x", "x"], "b": -7}
     [record] = [record for record in caplog.records if "'unlike3'" in record.message]
-    assert record.message.endswith("#/properties/a/items/format, #/properties/a/uniqueItems")
+    assert record.message.endswith("#/properties/a/items/format, #/properties/a/uniqueItems'")
     many = [{"name": f"t{index}", "parameters": schema | {"description": "x" * 6_000}} for index in range(30)]
     scripted.llm.make_chats([QUESTION], None, many, {"tool_choice": "required"})
     refused = {"name": "f", "parameters": {"properties": {"a": {"not": {"type": "string"}}}}}
     with pytest.raises(RequestError, match=r"a call of tool 'f'; got .*#/properties/a/not"):
         scripted.llm.make_chats([QUESTION], None, [refused], {"tool_choice": "required"})
+
+
+def test_a_schema_puts_no_line_of_its_own_into_the_log(make_scripted: Make, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "jinfercept.chat.turn_grammars")
+    schema = {"properties": {"a\n12:00 INFO": {"type": "array", "uniqueItems": True}}}
+    make_scripted(QWEN).llm.make_chats(
+        [QUESTION], None, [{"name": "f", "parameters": schema}], {"tool_choice": "required"}
+    )
+    [record] = caplog.records
+    assert "\n" not in record.message
+    assert "a\\n12:00" in record.message
 
 
 def test_a_choice_says_who_may_be_called() -> None:

@@ -68,14 +68,19 @@ def test_the_overview_imports_no_command() -> None:
     [
         (["rn"], "jinfercept: no such command: rn (did you mean 'run'?); one of demo, run,"),
         (["--kv-tokens", "5", "run"], "jinfercept: a command comes before its flags; got --kv-tokens"),
-        (["run"], "jinfercept run: Missing from jinfercept run: MODEL"),
+        (["run"], "jinfercept run: MODEL is missing: smollm2-135m, a Hugging Face directory or hub id, or"),
         (["run", "m", "--kv-tokens"], "jinfercept run: Missing value for argument '--kv-tokens'"),
-        (["run", "m", "--kv-tokens", "x"], "Error parsing --kv-tokens: invalid literal for int() with base 10: 'x'"),
+        (["run", "m", "--kv-tokens", "x"], "jinfercept run: --kv-tokens takes a whole number; got 'x'"),
         (
             ["run", "m", "--dtype", "int4"],
             "invalid choice 'int4' for argument '--dtype'. Expected one of ('auto', 'floa",
         ),
-        (["run", "m", "n"], "jinfercept run: one argument too many: n"),
+        (["run", "m", "--top-p", "x"], "jinfercept run: --top-p takes a number; got 'x'"),
+        (["run", "m", "n"], "jinfercept run: one argument too many: n; a prompt is given as --prompt TEXT"),
+        (
+            ["serve", "--model", "m"],
+            "jinfercept serve: this flag has another name in jinfercept; got --model; fix: MODEL",
+        ),
         (["simulate", "--trace", "t", "--workload", "qa"], "--trace and --workload are not allowed together"),
         (
             ["simulate", "--live", "3", "--rate", "2"],

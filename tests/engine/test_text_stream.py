@@ -1,6 +1,7 @@
 """Stop strings, held-back text and injected text: the cut is the text's, however tokens divide it."""
 
 import functools
+import tracemalloc
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -142,6 +143,17 @@ def test_the_work_per_token_does_not_grow_with_the_text() -> None:
     for _ in range(20_000):
         stream.add(token("aaa"))
     assert len(stream.text) == 60_000 - 50
+
+
+def test_a_long_stop_string_takes_about_as_much_memory_as_its_text() -> None:
+    stop = "ab" * 10_000
+    tracemalloc.start()
+    try:
+        stream = make((stop,))
+        assert feed(stream, [token("aba"), token("b"), token("é")]) == "ababé"
+        assert tracemalloc.get_traced_memory()[1] < 10 * len(stop)
+    finally:
+        tracemalloc.stop()
 
 
 def test_no_stop_string_ends_within_the_first_tokens_but_one_that_began_there_counts_afterwards() -> None:

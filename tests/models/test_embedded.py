@@ -4,7 +4,6 @@ import hashlib
 import os
 import sys
 import zipfile
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -35,8 +34,8 @@ class Index(NamedTuple):
         target.write_bytes(self.wheel.read_bytes())
         return target
 
-    def fetch(self, cache: Path, progress: Callable[[str], None] = lambda line: None) -> Path:
-        return fetch_release(self.release, cache, self.download, progress)
+    def fetch(self, cache: Path) -> Path:
+        return fetch_release(self.release, cache, self.download)
 
 
 @pytest.fixture
@@ -54,13 +53,15 @@ def refuse(release: Release, directory: Path) -> Path:
     raise ModelError("the embedded model cannot be downloaded", got="no network", fix="connect")
 
 
-def test_it_is_downloaded_once_and_then_there_offline(index: Index, tmp_path: Path) -> None:
-    lines: list[str] = []
-    path = index.fetch(tmp_path / "cache", lines.append)
+def test_it_is_downloaded_once_and_then_there_offline(
+    index: Index, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = index.fetch(tmp_path / "cache")
     assert path.read_bytes() == WEIGHTS
-    assert index.fetch(tmp_path / "cache", lines.append) == path
-    assert fetch_release(index.release, tmp_path / "cache", refuse, lines.append) == path
-    assert len(index.directories) == len(lines) == 1
+    assert index.fetch(tmp_path / "cache") == path
+    assert fetch_release(index.release, tmp_path / "cache", refuse) == path
+    assert len(index.directories) == 1
+    assert [message.partition(" (")[0] for message in caplog.messages] == ["downloading tiny-weights==1.0"]
     assert [file.name for file in path.parent.iterdir()] == ["tiny.gguf"]
 
 

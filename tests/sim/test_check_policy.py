@@ -106,7 +106,7 @@ class Raises(Sound):
     ],
 )
 def test_a_broken_policy_fails_with_what_it_breaks_and_where(policy: Callable[..., Policy], says: str) -> None:
-    check = rf"the policy {says}.*\(scenario: .*, pipeline depth [01]\)$"
+    check = rf"^the policy {says}.*\(scenario: .*, pipeline depth [01]\)$"
     with pytest.raises(PolicyCheckError, match=check):
         check_policy(policy)
 

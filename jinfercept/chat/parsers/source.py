@@ -5,7 +5,9 @@ piece that it wrote.
 """
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Generator, Mapping
+from functools import cached_property
 from typing import Any, Protocol, final
 
 from jinfercept.calls import Call
@@ -42,10 +44,13 @@ class Marks:
     def __init__(self, texts: tuple[str, ...], openings: tuple[str, ...] = ()) -> None:
         # tags and ends of turns are never content; openings are content, unless a call begins with them
         self.tags, self.openings = texts, openings
-        texts += openings
-        self._beginnings = frozenset(text[:length] for text in texts for length in range(1, len(text)))
-        self._longest = max(map(len, texts), default=1)
-        self._pattern = re.compile("|".join(map(re.escape, texts)) or r"(?!)")
+        self._sorted = sorted(texts + openings)
+        self._firsts = frozenset(text[:1] for text in self._sorted)
+        self._longest = max(map(len, self._sorted), default=1)
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        return re.compile("|".join(map(re.escape, self.tags + self.openings)) or r"(?!)")
 
     def find(self, text: str, at: int) -> tuple[int, int]:
         """Return start and end of the first mark from `at` on; without one, (the offset where a mark may have begun, -1)."""
@@ -55,7 +60,12 @@ class Marks:
     def certain(self, text: str, at: int = 0) -> int:
         """Return the offset from `at` on where a mark may have begun that the text's end cuts off, or the text's length."""
         ends = range(max(at, len(text) - self._longest + 1), len(text))
-        return next((start for start in ends if text[start:] in self._beginnings), len(text))
+        return next((start for start in ends if text[start] in self._firsts and self._begins(text[start:])), len(text))
+
+    def _begins(self, text: str) -> bool:
+        # not a set of all beginnings: those of a long stop string would have half its length squared in characters
+        place = bisect_right(self._sorted, text)
+        return place < len(self._sorted) and self._sorted[place].startswith(text)
 
 
 @final

@@ -12,6 +12,9 @@ from jinfercept.serve.protocols.anthropic.dialect import REQUEST_ID, anthropic_e
 from jinfercept.serve.protocols.encoding import EncodedReply
 from jinfercept.serve.protocols.errors import ApiError, invalid_body
 
+_BASE_URLS = (
+    "; fix: the base URL of OpenAI's clients ends in /v1, that of Anthropic's does not; /openapi.json has all routes"
+)
 _SHOWN = 256
 """Maximum characters of a method and of a path in a message."""
 
@@ -37,6 +40,7 @@ async def _answer(request: Request, error: Exception) -> EncodedReply:
     error = cast(HTTPException, error)
     if not isinstance(error, ApiError):
         message = f"{error.detail}: {request.method[:_SHOWN]} {request.url.path[:_SHOWN]}"
+        message += _BASE_URLS if error.status_code == 404 else ""
         error = ApiError(error.status_code, message, headers=error.headers)
     if error.status_code == 429:
         request.app.state.refused[error.code or ""] += 1

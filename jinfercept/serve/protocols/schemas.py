@@ -57,7 +57,8 @@ Parts = Annotated[list[_T], Field(max_length=4096), FIRST_ERROR]
 Messages = Annotated[list[_T], Field(min_length=1, max_length=MAX_MESSAGES), FIRST_ERROR]
 Tools = Annotated[list[_T], Field(max_length=MAX_TOOLS), FIRST_ERROR]
 Texts = Annotated[list[Text], Field(min_length=1, max_length=4096), FIRST_ERROR]
-Stops = Annotated[list[Text], Field(max_length=MAX_STOPS), FIRST_ERROR]
+StopText = Annotated[str, Field(max_length=4096)]
+Stops = Annotated[list[StopText], Field(max_length=MAX_STOPS), FIRST_ERROR]
 
 
 _TEXT_FILE = re.compile(r"data:(text/|application/(json|xml|yaml|toml)\b).*", re.DOTALL)
@@ -226,7 +227,7 @@ class SamplingBody(Extensions):
     top_k: TopK | None = None
     min_p: Fraction | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
-    stop: Text | Stops | None = None
+    stop: StopText | Stops | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=1024), FIRST_ERROR] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None

@@ -224,7 +224,10 @@ def check_requests(service: Service, requests: Sequence[Request], param: str) ->
 def check_length(service: Service, num_tokens: int, param: str) -> None:
     """Raise 400 for a number of prompt tokens that leaves no room for an answer."""
     if num_tokens >= service.max_model_len:
-        message = f"the prompt has {num_tokens} tokens; with its answer it may have {service.max_model_len}"
+        message = (
+            f"the prompt leaves no room for an answer; got {num_tokens} tokens of at most {service.max_model_len}; fix: "
+            "shorten it, or start the server with a larger --max-model-len and --kv-tokens, up to the model's limit"
+        )
         raise ApiError.bad(message, param, "context_length_exceeded")
 
 

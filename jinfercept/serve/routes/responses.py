@@ -99,7 +99,8 @@ async def compact_conversation(body: InputTokensBody, request: Request) -> Respo
     await unless_disconnected(request.receive, written(generation))
     stored, response = generation.stored, generation.stored.response
     if not (summary := written_text(response).strip()):
-        raise ApiError(500, "the model has written no summary; fix: retry", code="empty_summary")
+        message = "the model has written no summary; fix: another temperature, or a larger max_output_tokens"
+        raise ApiError.bad(message, code="empty_summary")
     users = [item for item in (*stored.before, *stored.inputs[:-1]) if item.get("role") == "user"]
     output = [*users, new_item("compaction", encrypted_content=encoded_summary(summary))]
     alike = {name: response[name] for name in ("id", "created_at", "usage")}

@@ -215,18 +215,24 @@ class Entries:
 
     def sweep(self, limits: StateLimits) -> bool:
         """Remove what is deleted, has expired, or is beyond the limits; whether there may be more to remove."""
-        self._shrink(limits)
-        return self._remove()
+        has_more = self._shrink(limits)
+        return self._remove() or has_more
 
-    def _shrink(self, limits: StateLimits) -> None:
-        """Delete the oldest entries of tenants that hold too much."""
+    def _shrink(self, limits: StateLimits) -> bool:
+        """Delete the oldest entries of tenants that hold too much, a bounded number at a time; whether that was not all."""
+        has_more = False
         query = select(_E.tenant, func.sum(_E.num_bytes)).group_by(_E.tenant)  # what others continue has bytes, too
         sizes = {tenant: int(size) for tenant, size in self._rows.execute(query)}
         for tenant, over in excess(sizes, limits.most_bytes, limits.most_bytes_of_tenant).items():
-            older = func.sum(_E.num_bytes).over(order_by=(_E.changed, _E.id)) - _E.num_bytes
-            ages = select(_E.id, older.label("older")).where(_E.tenant == tenant, _E.expires > 0).subquery()
-            oldest = select(ages.c.id).where(ages.c.older < over)
+            mine = select(_E.id, _E.num_bytes).where(_E.tenant == tenant, _E.expires > 0)
+            oldest = list[str]()
+            for entry_id, num_bytes in self._rows.execute(mine.order_by(_E.changed, _E.id).limit(_AT_ONCE)):
+                if over > 0:
+                    oldest.append(entry_id)
+                    over -= num_bytes
             self._rows.execute(update(ENTRIES).where(_E.id.in_(oldest)).values(expires=0.0))
+            has_more |= len(oldest) == _AT_ONCE
+        return has_more
 
     def _remove(self) -> bool:
         unneeded = select(_E.id, _E.previous).where(~self._is_visible, ~_is_continued())

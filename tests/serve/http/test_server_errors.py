@@ -81,6 +81,7 @@ def test_half_a_surrogate_pair_in_an_answer_breaks_nothing() -> None:
     ("fields", "message"),
     [
         ({"stop": ["x"] * 65}, "stop: List should have at most 64 items"),
+        ({"stop": "x" * 4097}, "stop: String should have at most 4096 characters"),
         ({"prompt": ["x"] * 2049}, "prompt: List should have at most 2048 items"),
         ({"prompt": []}, "prompt: List should have at least 1 item"),
         ({"prompt": [[]]}, "prompt[0]: List should have at least 1 item"),
@@ -197,7 +198,6 @@ TOOL = {"type": "function", "function": {"name": "f", "description": LONG}}
         (CHAT, {"messages": [{"role": "user", "content": ""}] * 8000}, "messages"),  # rendered, it is long
         (CHAT, {"tools": [TOOL]}, "tools"),
         (CHAT, {"chat_template_kwargs": {"system": LONG}}, "chat_template_kwargs"),
-        (CHAT, {"stop": LONG}, "stop"),
         ("/v1/completions", {"prompt": ["Hi", LONG]}, "prompt"),
         ("/v1/completions", {"prompt": [1] * 5000}, "prompt"),
         ("/v1/completions", {"bad_words": [LONG[:40_000], LONG[:40_000]]}, "bad_words"),
@@ -248,6 +248,7 @@ def test_arguments_of_the_renderer_are_no_variables_of_a_template(served: Runnin
 
 def test_unknown_routes_methods_and_models_are_told_apart(served: Running) -> None:
     assert shape(served.http.get("/v1/nothing")) == (404, None)
+    assert "the base URL of OpenAI's clients ends in /v1" in served.http.post("/v1/v1/messages", json={}).text
     answer = served.http.get(CHAT)
     assert shape(answer) == (405, None)
     assert answer.headers["allow"] == "POST"

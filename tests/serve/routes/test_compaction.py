@@ -65,10 +65,9 @@ def test_what_cannot_be_compacted_is_refused_by_name(served: Running, scripted: 
         with pytest.raises(openai.BadRequestError) as refused:
             create(**{"model": MODEL, "extra_body": {"temperature": 0}} | fields)
         assert refused.value.param == param
-    with pytest.raises(openai.InternalServerError, match="the model has written no summary"):
-        served.client.with_options(max_retries=0).responses.compact(
-            model=MODEL, input=ASKED, extra_body={"temperature": 0}
-        )
+    with pytest.raises(openai.BadRequestError, match="the model has written no summary") as empty:
+        create(model=MODEL, input=ASKED, extra_body={"temperature": 0})
+    assert empty.value.code == "empty_summary"
 
 
 def test_a_conversation_of_the_server_is_compacted_from_its_items(served: Running, scripted: Scripted) -> None:

@@ -127,6 +127,19 @@ def test_a_tool_runner_that_would_leave_its_messages_with_the_server_sends_all(
     assert [block.text for block in last.content] == [ANSWER]
 
 
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [("1e400", "1e400"), ("[NaN, -Infinity]", ["NaN", "-Infinity"]), ('"a\\ud800"', "a?")],
+    ids=["too large", "no number", "half a surrogate pair"],
+)
+def test_what_json_cannot_write_is_text_in_the_input_of_a_call(
+    served: Running, scripted: Scripted, value: str, shown: Any
+) -> None:
+    says(scripted, CALL.replace('"lamp"', value) + END, tools=[CHAT_PRICE])
+    assert create(served, tools=[PRICE]).content[0].input == {"item": shown}
+    assert post(served, tools=[PRICE], max_tokens=200, stream=True).text.count("event: message_stop") == 1
+
+
 @pytest.mark.parametrize("arguments", ['["lamp"]', '{"item": ["lamp"]}', "null"])
 def test_arguments_that_are_no_object_are_an_empty_one_streamed_or_not(
     served: Running, scripted: Scripted, arguments: str

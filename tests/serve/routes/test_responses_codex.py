@@ -283,6 +283,17 @@ def test_tools_that_a_search_has_found_are_declared_in_its_result(
     assert text["content"][0]["text"] == "Done."
 
 
+def test_a_number_that_json_cannot_write_is_text_in_the_arguments_of_a_search(
+    served: Running, scripted: Scripted
+) -> None:
+    tools: Any = [{"type": "function", "function": SEARCH_FUNCTION}]
+    written = call("tool_search", {"path": "shop"}).replace('"shop"', "[1e400, NaN]")
+    scripted.follow(prompt_of(scripted, [{"role": "user", "content": "Hi"}], tools) + written + END)
+    body: Any = {"input": "Hi", "tools": [SEARCH], "temperature": 0}
+    [search] = served.http.post("/v1/responses", json=body).json()["output"]
+    assert search["arguments"] == {"path": ["1e400", "NaN"]}
+
+
 def test_additional_tools_are_those_of_the_body(served: Running, scripted: Scripted) -> None:
     tools = [{"type": "function", "function": FOUND_FUNCTION}]
     chat: Any = [{"role": "user", "content": "Hi"}]

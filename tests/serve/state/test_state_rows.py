@@ -99,6 +99,24 @@ def test_beyond_a_limit_a_key_loses_its_oldest_and_modest_keys_nothing(
     assert left(greedy) == names[greedy][-5:]
 
 
+def test_a_sweep_takes_a_bounded_number_from_a_key_beyond_its_limit(
+    databases: tuple[StateDatabase, StateDatabase],
+) -> None:
+    names, tenant = sorted(f"resp_{uuid.uuid4().hex}" for _ in range(1000)), uuid.uuid4().hex
+
+    def insert(entries: Entries) -> None:
+        for name in names:
+            entries.insert(name, tenant, {})
+
+    databases[0].transact(insert)
+    for left in (500, 97):
+        databases[0].transact(lambda entries: entries.sweep(StateLimits(most_bytes_of_tenant=100_000)))
+        assert (
+            databases[0].transact(lambda entries: [name for name in names if entries.find(name, tenant)])
+            == names[-left:]
+        )
+
+
 @given(
     sizes=st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 1000)),
     most=st.integers(0, 3000),

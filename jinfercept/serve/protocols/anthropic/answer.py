@@ -13,6 +13,7 @@ from jinfercept.serve.protocols.anthropic.dialect import anthropic_error
 from jinfercept.serve.protocols.anthropic.schemas import MessagesBody
 from jinfercept.serve.protocols.encoding import StreamFormat, encode, encode_event
 from jinfercept.serve.protocols.errors import ApiError
+from jinfercept.values import json_object
 
 _PING = {"type": "ping"}
 _SIGNATURE = "unsigned"
@@ -162,16 +163,14 @@ def _encoded(event: Mapping[str, Any]) -> bytes:
 
 
 def _object(arguments: str) -> dict[str, Any]:
-    """The arguments of a call. Of those that were cut off, the part that is complete, as Anthropic's client reads it.
-
-    With a number that is too large for JSON they are empty.
-    """
+    """The arguments of a call, as `json_object` reads them. Of those that were cut off, the part that is complete, as
+    Anthropic's client reads it."""
     try:
         read = from_json(arguments, allow_partial=True, allow_inf_nan=False)
         encode(read)
         return read
     except ValueError:
-        return {}
+        return json_object(arguments)
 
 
 def _stop(completion: CompletionOutput) -> dict[str, Any]:
