@@ -27,7 +27,7 @@ from jinfercept.config import EngineOptions
 from jinfercept.fleet.conversations import RoutingHint
 from jinfercept.fleet.fan_out import fan_out_router
 from jinfercept.fleet.front import FleetFront, create_front
-from jinfercept.fleet.ray_start import ray_running
+from jinfercept.fleet.ray_deploy import ray_running
 from jinfercept.fleet.replicas import ReplicaFacts, Replicas
 from jinfercept.fleet.routing import ReplicaState, Route, Router
 from jinfercept.serve.options import ServerOptions
@@ -105,7 +105,7 @@ class Played(NamedTuple):
 
 def fleet_command(shape: FleetShape, seed: int, json_path: str | None) -> int:
     """Run the command; returns 1 if an answer differs, or a request fails."""
-    with tempfile.TemporaryDirectory() as folder, ray_running(None):
+    with tempfile.TemporaryDirectory() as folder, ray_running():
         from jinfercept.fleet.ray_application import Scale, run_replicas
         from jinfercept.fleet.ray_replica import ReplicaSpec
 

@@ -12,12 +12,9 @@ if TYPE_CHECKING:
     from jinfercept.calls import Call as Call
     from jinfercept.calls import Tool as Tool
     from jinfercept.chat.call_markup import AsyncCalls as AsyncCalls
-    from jinfercept.chat.detector import FormatDetector as FormatDetector
-    from jinfercept.chat.detector import RegexDetector as RegexDetector
+    from jinfercept.chat.call_markup import markup_prompt as markup_prompt
     from jinfercept.chat.detector import ScriptedDetector as ScriptedDetector
     from jinfercept.chat.detector import StopStringDetector as StopStringDetector
-    from jinfercept.chat.detector import TokenDetector as TokenDetector
-    from jinfercept.chat.markup_prompt import markup_prompt as markup_prompt
     from jinfercept.chat.options import ChatOptions as ChatOptions
     from jinfercept.chat.parsers.cml import Delimiters as Delimiters
     from jinfercept.errors import ConfigError as ConfigError
@@ -48,13 +45,12 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "jinfercept.calls": "Call Tool",
-    "jinfercept.chat.markup_prompt": "markup_prompt",
     "jinfercept.chat.options": "ChatOptions",
     "jinfercept.errors": "ConfigError EngineError JinferceptError ModelError RequestError",
     "jinfercept.events": "Arguments Called CallEnded CallStarted Content Finished Intercepted Interrupted Reasoning Resumed"
     " Token",
-    "jinfercept.chat.call_markup": "AsyncCalls",
-    "jinfercept.chat.detector": "FormatDetector RegexDetector ScriptedDetector StopStringDetector TokenDetector",
+    "jinfercept.chat.call_markup": "AsyncCalls markup_prompt",
+    "jinfercept.chat.detector": "ScriptedDetector StopStringDetector",
     "jinfercept.llm": "LLM",
     "jinfercept.outputs": "RequestOutput",
     "jinfercept.chat.parsers.cml": "Delimiters",

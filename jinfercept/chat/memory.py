@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, final
 from jinfercept.chat.messages import Message, digests
 from jinfercept.chat.parsers.reasoning import REASONING_FORMATS
 from jinfercept.chat.template import ChatTemplate
-from jinfercept.chat.tokenizer.special_token_names import Rendered
+from jinfercept.chat.tokenizer.special_tokens import Rendered
 from jinfercept.sched.tenants import ExpiringEntries, Quota
 
 _CLOSINGS = tuple({form.closing for form in REASONING_FORMATS.values()})

@@ -13,8 +13,7 @@ from jinfercept.calls import Tool
 from jinfercept.chat import chats
 from jinfercept.chat.call_markup import AsyncCalls
 from jinfercept.chat.function_tools import ChatTool, chat_tools
-from jinfercept.chat.grammar.grammar import Grammars
-from jinfercept.chat.grammar.limits import num_compiled_bytes
+from jinfercept.chat.grammar.grammar import Grammars, num_compiled_bytes
 from jinfercept.chat.memory import ChatMemory, GivenTokens
 from jinfercept.chat.options import ChatArguments, ChatOptions, checked_options, prompt_options
 from jinfercept.chat.requests import (

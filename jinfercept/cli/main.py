@@ -19,8 +19,8 @@ COMMANDS: Mapping[str, Entry] = {
         usual="jinfercept.cli.serve:UsualFlags",
     ),
     "info": Entry("jinfercept.cli.info:Info", "shape of a model, and the memory that it needs"),
-    "convert": Entry("jinfercept.cli.convert:Convert", "write a model so that it loads quickly"),
-    "profile": Entry("jinfercept.cli.profile:MeasureProfile", "measure what steps and transfers cost on this machine"),
+    "convert": Entry("jinfercept.cli.info:Convert", "write a model so that it loads quickly"),
+    "profile": Entry("jinfercept.cli.info:MeasureProfile", "measure what steps and transfers cost on this machine"),
     "simulate": Entry(
         "jinfercept.cli.simulate:Simulate", "play a workload against the scheduler under a virtual clock"
     ),

@@ -66,9 +66,7 @@ class Serve:
     server: Annotated[Mapping[str, Any], group_flags("server", ServerOptions)]
     engine: Annotated[EngineOptions, engine_flags()]
     replicas: Maybe[int] = None
-    """replicas of the model, on Ray; see docs/fleet.md (default: this process serves alone, without Ray)"""
-    ray_address: Maybe[str] = None
-    """a Ray cluster's HOST:PORT, or auto (default: Ray is started on this machine, and ends with this command)"""
+    """replicas of the model on this machine, with Ray; see docs/fleet.md (default: this process serves alone, without Ray)"""
     notes: conf.Suppress[tuple[str, ...]] = ()
 
     def options(self) -> ServerOptions:
@@ -91,8 +89,11 @@ class Serve:
         begin_logging(options.log_format)
         for note in self.notes:
             log.warning(note)
-        if self.replicas is not None or self.ray_address is not None:
-            return self._run_fleet(options)
+        if self.replicas is not None:
+            from jinfercept.fleet.ray_deploy import serve_fleet
+
+            serve_fleet(self.model, self.engine, options, self.replicas)
+            return 0
         from jinfercept.llm import LLM
         from jinfercept.start.progress import StartDisplay
         from jinfercept.start.several_hosts import is_follower
@@ -117,12 +118,6 @@ class Serve:
                 lambda: print(f"jinfercept: {url}", flush=True),
                 lambda: end_process_by((tools.ends_s or time.monotonic()) + _ENDING_S),
             )
-        return 0
-
-    def _run_fleet(self, options: ServerOptions) -> int:
-        from jinfercept.fleet.ray_deploy import serve_fleet
-
-        serve_fleet(self.model, self.engine, options, 1 if self.replicas is None else self.replicas, self.ray_address)
         return 0
 
 

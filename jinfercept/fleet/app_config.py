@@ -10,6 +10,7 @@ server: {served_model_name: [assistant]}
 """
 
 import hashlib
+from math import ceil
 from typing import Annotated, Any, Self, get_origin, get_type_hints
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError, model_validator
@@ -22,13 +23,10 @@ _Number = Annotated[int, Field(ge=1, le=10_000)]
 
 
 def _range(value: Any) -> Any:
-    """`4` as `{min: 4, max: 4}`."""
     return value if isinstance(value, dict) else {"min": value, "max": value}
 
 
 class ReplicaRange(BaseModel):
-    """Replicas of a fleet: a fixed number if both are equal."""
-
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     min: _Number = 1
@@ -64,12 +62,7 @@ def _server(data: Any) -> ServerOptions:
 
 
 class FleetConfig(BaseModel):
-    """The model and the options of a fleet.
-
-    Attributes:
-        model: as on the command line.
-        cpus_per_replica: that Ray's scheduler counts for each.
-    """
+    """The model and the options of a fleet. `cpus_per_replica` are what Ray's scheduler counts for each."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -100,3 +93,18 @@ def check_server(options: ServerOptions) -> None:
     """Raise `ConfigError` for an option that a fleet does not have: a task of MCP is known to one replica only."""
     if options.mcp:
         raise ConfigError("a fleet is no MCP server", got="mcp", fix="leave it out, or serve without replicas")
+
+
+TARGET_DEMAND = 0.8
+"""Share of the device's KV pool that is demanded on average when the number of replicas is right."""
+
+
+def replicas_by_memory(context: Any) -> tuple[int, dict[str, Any]]:
+    """The number of replicas for Ray Serve: demanded memory · time over that of one replica's pool, at `TARGET_DEMAND`.
+
+    `context` is a `ray.serve.config.AutoscalingContext`, with the mean `memory_demand` of each replica.
+    """
+    demands = (context.aggregated_metrics or {}).get("memory_demand", {})
+    if len(demands) < context.current_num_replicas or not demands:
+        return context.target_num_replicas, {}
+    return max(1, ceil(sum(demands.values()) / TARGET_DEMAND - 1e-9)), {}

@@ -1,13 +1,12 @@
 """Finds the conversation of a request from its headers and its body: a `RoutingHint`, which a `Router` reads.
 
-Names that clients send come first: a session, the previous response or the conversation of OpenAI, a prompt cache key, the
-headers of coding agents. Beside them stands a chain of keys over the beginnings of the prompt, one at every message (or at
-fixed places of a text), so that a follow-up is recognised without any name: its prompt begins with that of the turn before.
+Names that clients send come first. Beside them stands a chain of keys over the beginnings of the prompt, one at every message
+(of a text at fixed places), so that a follow-up is recognised without any name: its prompt begins with that of the turn before.
 
 Every key is a MAC (BLAKE2b in its keyed mode, RFC 7693) over the tenant, the `cache_salt` and the client's text: two tenants
 never share a key, and without the fleet's secret no text can be found from them.
 
-Where the headers of coding agents are documented:
+Headers of coding agents:
 
 * Claude Code: `X-Claude-Code-Session-Id`, and `X-Claude-Code-Agent-Id` in requests of a subagent, whose context is its own
   (code.claude.com/docs/en/llm-gateway-protocol, "Request headers").
@@ -42,12 +41,7 @@ _STORED_CONVERSATION = re.compile(r"^/v1/conversations/([^/]+)")
 
 
 class KeyedPrefix(NamedTuple):
-    """A beginning of a prompt.
-
-    Attributes:
-        key: MAC of it.
-        tokens: estimated, of the whole beginning.
-    """
+    """A beginning of a prompt: its MAC, and the estimated tokens of all of it."""
 
     key: bytes
     tokens: int
@@ -59,8 +53,8 @@ class RoutingHint:
 
     Attributes:
         tenant: digest of the API key; "" without keys.
-        named: key of the name that the client gave to its conversation; None without one.
-        follows: key of the stored response or conversation whose context precedes the body's; None without one.
+        named: key of the name that the client gave to its conversation.
+        follows: key of the stored response or conversation whose context precedes the body's.
         opening: key of the prompt up to its first user message, which tells apart the conversations under one name.
         prefixes: of the prompt, longest first; empty where the body shows none.
         prompt_tokens: estimated, of the body; the context of `follows` is not in it.
@@ -77,7 +71,6 @@ class RoutingHint:
 
     @property
     def own_keys(self) -> list[bytes]:
-        """The keys under which a follow-up looks for the context of this request."""
         longest = self.prefixes[0].key if self.prefixes else None
         return [key for key in (self.named, longest) if key is not None]
 
@@ -89,8 +82,6 @@ def find_conversation(
 
     Args:
         headers: by their names in lower case.
-        body: the JSON object; None without one.
-        tenant: digest of the API key; "" without keys.
         secret: of the fleet, 16 to 64 bytes.
 
     Raises:
@@ -124,8 +115,6 @@ def response_key(response_id: str, tenant: str, secret: bytes, cache_salt: str =
 
 
 class _TenantKeys:
-    """MACs in the namespace of a tenant and a cache salt."""
-
     def __init__(self, secret: bytes, tenant: str, cache_salt: str) -> None:
         if not 16 <= len(secret) <= hashlib.blake2b.MAX_KEY_SIZE:
             raise ConfigError(
@@ -135,7 +124,6 @@ class _TenantKeys:
         self._root.update(_framed(tenant) + _framed(cache_salt))
 
     def chain(self, kind: str) -> "hashlib.blake2b":
-        """The state from which the keys of a chain begin."""
         state = self._root.copy()
         state.update(_framed(kind))
         return state
@@ -220,9 +208,9 @@ def _message_chain(keys: _TenantKeys, body: Mapping[str, Any]) -> tuple[list[Key
 
 
 def _without_marks(value: Any) -> Any:
-    """A message, or a list of tools or of parts, without what clients change from turn to turn and no model reads.
+    """A part of a body without the ids, the status and the `cache_control` that clients change from turn to turn.
 
-    Those are the ids and the status of items, the marks of `cache_control`, and whether a text is a list of one part.
+    Whether a text is a list of one part makes no difference either.
     """
     if isinstance(value, Mapping):
         fields = {name: part for name, part in value.items() if name not in ("cache_control", "id", "status")}
@@ -272,5 +260,4 @@ def _text_chain(keys: _TenantKeys, body: Mapping[str, Any]) -> tuple[list[KeyedP
 
 
 def _token_width(prompt: str | list[Any]) -> int:
-    """Estimated characters of a text, or items of a list of ids, in a token."""
     return BYTES_PER_TOKEN if isinstance(prompt, str) else 1

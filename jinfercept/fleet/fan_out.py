@@ -12,10 +12,9 @@ from prometheus_client.metrics_core import Metric
 from jinfercept.fleet.conversations import RoutingHint
 from jinfercept.fleet.front import FleetFront
 from jinfercept.fleet.relay import lost_error
-from jinfercept.fleet.replicas import HttpReply, ReplicaLostError, Ticket
-from jinfercept.fleet.routes import Totals
+from jinfercept.fleet.replicas import HttpReply, ReplicaLostError, Ticket, Totals
 from jinfercept.fleet.routing import NoReplicaError
-from jinfercept.serve.observe.metrics import MetricFamilies, MetricsPages
+from jinfercept.serve.observe.metrics import MetricFamilies, MetricsPage
 from jinfercept.serve.protocols.encoding import EncodedReply
 from jinfercept.serve.protocols.errors import ApiError, shutting_down
 
@@ -33,12 +32,12 @@ def fan_out_router(front: FleetFront) -> APIRouter:
         own = front_metrics(front.routes.totals, len(reports), MetricFamilies(front.model))
         return [*merged(reports), *own]
 
-    pages = MetricsPages(collected)
+    page = MetricsPage(collected)
 
     @router.get("/metrics")
-    async def metrics(request: Request) -> Response:
+    async def metrics() -> Response:
         """Metrics of all replicas, with the label `replica`, and of the front."""
-        return await pages.page(request)
+        return await page.response()
 
     @router.get("/health")
     async def health(request: Request) -> Response:
@@ -92,11 +91,7 @@ def fan_out_router(front: FleetFront) -> APIRouter:
 
 
 def merged(reports: Iterable[tuple[str, list[Metric]]]) -> list[Metric]:
-    """The metrics of all replicas, by family.
-
-    Args:
-        reports: names of replicas and their metrics, which are changed: their samples get the label `replica`.
-    """
+    """The metrics of all replicas, by family; their samples get the label `replica`."""
     families: dict[str, Metric] = {}
     for name, metrics in reports:
         for metric in metrics:

@@ -6,18 +6,16 @@ Requests that concern all replicas are in `fan_out`.
 
 import asyncio
 import logging
-import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from random import Random
 from typing import Any, final
 
 from fastapi import FastAPI
 from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
-from starlette.routing import Route, WebSocketRoute
+from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from jinfercept.fleet.conversations import RoutingHint, find_conversation, response_key
@@ -29,22 +27,17 @@ from jinfercept.fleet.replicas import (
     ReplicaFacts,
     ReplicaLostError,
     Replicas,
+    Routes,
     Ticket,
 )
-from jinfercept.fleet.routes import Routes
 from jinfercept.fleet.routing import NoReplicaError, Router
-from jinfercept.serve.access.key_file import KeyRules
-from jinfercept.serve.access.key_limits import KeyLimits, OpenSockets
-from jinfercept.serve.access.keys import Keys, watch_key_file
+from jinfercept.serve.access.key_limits import ServedState
 from jinfercept.serve.http.access_log import DETAILS
-from jinfercept.serve.http.error_handlers import add_handlers
-from jinfercept.serve.http.middleware import add_middleware
+from jinfercept.serve.http.middleware import add_handlers, add_middleware
 from jinfercept.serve.http.request_body import disconnected, whole_body
 from jinfercept.serve.options import ServerOptions
 from jinfercept.serve.protocols.anthropic.dialect import REQUEST_ID, authorizations
 from jinfercept.serve.protocols.errors import ApiError, aborted, shutting_down
-from jinfercept.serve.routes.guarded_route import FRAME
-from jinfercept.serve.routes.response_socket import run_socket
 
 log = logging.getLogger("jinfercept.serve")
 
@@ -63,7 +56,7 @@ _STORED = "/v1/responses/"
 
 
 @final
-class FleetFront:
+class FleetFront(ServedState):
     """The front.
 
     Args:
@@ -71,9 +64,6 @@ class FleetFront:
         model: name of the model in metrics.
         make_router: makes the router from what the first replica knows.
         begin_s: seconds in which a replica has to begin with a request; then another one is asked.
-
-    Attributes:
-        draining: whether new requests are refused.
     """
 
     def __init__(
@@ -86,29 +76,22 @@ class FleetFront:
         ),
         begin_s: float = BEGIN_S,
     ) -> None:
-        self.options, self.model = options, (*options.served_model_name, model)[0]
+        super().__init__(options)
+        self.model = (*options.served_model_name, model)[0]
         self._connect, self._make_router, self._begin_s = connect, make_router, begin_s
         self._random = Random()
         self._replicas: Replicas | None = None
-        self.draining = False
-        self.sockets = OpenSockets(options)
-        self.keys = Keys(options.key_rules())
-        self._limits = KeyLimits(self.keys.rules, time.monotonic)
         self._facts: ReplicaFacts | None = None
         self._routes: Routes | None = None
-        self._busy = 0
         self._tasks = set[asyncio.Task[None]]()
-        self._idle = asyncio.Event()
 
     @property
     def replicas(self) -> Replicas:
-        """The replicas, which answer the requests; connected by `start`."""
         assert self._replicas is not None
         return self._replicas
 
     @property
     def routes(self) -> Routes:
-        """The tables; there are some after `start`."""
         assert self._routes is not None
         return self._routes
 
@@ -120,32 +103,9 @@ class FleetFront:
         self._facts = facts
         self._routes.use(self._make_router(facts))
 
-    def use_key_rules(self, rules: Mapping[str, KeyRules]) -> str:
-        """Use other rules of the keys from now on; returns the names of keys whose rules changed, with commas."""
-        self._limits.forget(rules.__contains__)
-        return self.keys.replace(rules)
-
-    # -- requests in progress --------------------------------------------------------------------------------------
-
-    def request_started(self) -> None:
-        """Count an HTTP request in progress."""
-        self._busy += 1
-        self._idle.clear()
-
-    def request_ended(self) -> None:
-        """Uncount an HTTP request that has ended."""
-        self._busy -= 1
-        if not self._busy:
-            self._idle.set()
-
     async def drain(self, timeout_s: float) -> None:
-        """Refuse new requests, and return when those in progress have ended; after `timeout_s` they end with an error."""
         self.draining = True
-        self.sockets.end()
-        if self._busy:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(timeout_s):
-                    await self._idle.wait()
+        await self.until_idle(timeout_s)
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel(_DRAINED)
@@ -174,8 +134,8 @@ class FleetFront:
 
         limited = call.path in _GENERATING
         if limited:
-            self._limits.check(hint.tenant, 1, 0)
-            self._limits.began(hint.tenant, 1, 0)
+            self.limits.check(hint.tenant, 1, 0)
+            self.limits.began(hint.tenant, 1, 0)
         self.request_started()
         answering = asyncio.ensure_future(self._answer(incoming, details, send_noting))
         self._tasks.add(answering)
@@ -184,7 +144,7 @@ class FleetFront:
             self._tasks.discard(answering)
             if limited:
                 used = (details.get(f"{part}_tokens", 0) for part in ("prompt", "completion"))
-                self._limits.ended(hint.tenant, 1, sum(used))
+                self.limits.ended(hint.tenant, 1, sum(used))
             self.request_ended()
 
         answering.add_done_callback(uncount)
@@ -227,8 +187,6 @@ class FleetFront:
         prefer = ""
         if path.startswith(_STORED):
             prefer = self.routes.maker(tenant, path.removeprefix(_STORED).partition("/")[0])
-        elif FRAME in scope:  # a response that is not stored is continued where it was made
-            prefer = self.routes.maker(tenant, f"{fields.get('previous_response_id')}")
         elif path.startswith("/inbox/"):
             call_id, watched = path.removeprefix("/inbox/").partition("/")[0], self.keys.watched_by(tenant)
             replies = await self.ask_all(lambda ticket: self.replicas.ask("has_call", ticket, call_id, watched))
@@ -237,12 +195,7 @@ class FleetFront:
         background = path == _RESPONSES and fields.get("background") is True
         return IncomingRequest(call, hint, prefer, salt if isinstance(salt, str) else "", background)
 
-    async def prepare[T](self, request: Request, work: Callable[[], T], number: int = 0, num_bytes: int = 0) -> T:
-        """The result of slow work, done in a thread."""
-        return await asyncio.to_thread(work)
-
     def plain_call(self, request: Request) -> HttpCall:
-        """A request without its body."""
         return HttpCall.of(request.scope, request.scope[REQUEST_ID])
 
     def check_key(self, request: Request) -> str:
@@ -253,7 +206,6 @@ class FleetFront:
         return tenant
 
     async def _hint(self, request: Request, body: bytes, tenant: str) -> tuple[RoutingHint, Mapping[str, Any]]:
-        """The hint of a request, and its fields. A body that is not JSON has none: the replica says so."""
         headers = {name.lower(): value for name, value in request.headers.items()}
 
         def find() -> tuple[RoutingHint, Mapping[str, Any]]:
@@ -373,7 +325,7 @@ def create_front(front: FleetFront, *routers: Any, end: Callable[[], Awaitable[N
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
         await front.start()
-        watching = asyncio.create_task(watch_key_file(front))
+        watching = asyncio.create_task(front.watch_key_file())
         yield
         watching.cancel()
         await end()
@@ -383,6 +335,6 @@ def create_front(front: FleetFront, *routers: Any, end: Callable[[], Awaitable[N
     add_handlers(app)
     for router in routers:
         app.include_router(router)
-    app.router.routes += [WebSocketRoute(_RESPONSES, partial(run_socket, host=front)), Route("/{path:path}", front)]
+    app.router.routes.append(Route("/{path:path}", front))
     add_middleware(app, front, ("x-jinfercept-replica", "x-jinfercept-route"))
     return app

@@ -20,12 +20,11 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 
 from jinfercept.config import EngineOptions
 from jinfercept.errors import ConfigError
-from jinfercept.fleet.app_config import FleetConfig
+from jinfercept.fleet.app_config import FleetConfig, replicas_by_memory
 from jinfercept.fleet.fan_out import fan_out_router
 from jinfercept.fleet.front import FleetFront, create_front
+from jinfercept.fleet.ray_deploy import HANDLE_VARIABLES
 from jinfercept.fleet.ray_replica import EngineReplica, ReplicaSpec
-from jinfercept.fleet.ray_start import HANDLE_VARIABLES
-from jinfercept.fleet.replica_load import replicas_by_memory
 from jinfercept.fleet.replicas import HttpCall, Messages, ReplicaLostError, Replicas, Ticket
 from jinfercept.fleet.routing import NoReplicaError
 from jinfercept.serve.observe.log_lines import begin_logging
@@ -41,13 +40,7 @@ log = logging.getLogger("jinfercept.serve")
 
 @dataclass(frozen=True)
 class Scale:
-    """How many replicas, and what each of them takes.
-
-    Attributes:
-        least, most: replicas; a fixed number if they are equal.
-        cpus: that Ray's scheduler counts for a replica.
-        gpus: of a replica, which are those of its tensor parallelism.
-    """
+    """How many replicas, and what each of them takes: the processors that Ray's scheduler counts, and its GPUs."""
 
     least: int
     most: int
@@ -55,10 +48,7 @@ class Scale:
     gpus: int = 0
 
     def options(self, drain_timeout_s: float) -> dict[str, Any]:
-        """Options of the replicas' deployment.
-
-        A replica with GPUs is placed on one node, in a placement group of one bundle.
-        """
+        """Options of the replicas' deployment. A replica with GPUs is placed on one node, in a group of one bundle."""
         resources = {"num_cpus": self.cpus, **({"num_gpus": self.gpus} if self.gpus else {})}
         options: dict[str, Any] = {
             "ray_actor_options": resources,
@@ -90,20 +80,15 @@ def replica_options(options: ServerOptions, environment: Mapping[str, str], fold
     """Options of a replica's server.
 
     The front checks hosts, and answers for other origins. A key and a database of the environment go along, since a replica may
-    have another one.
-
-    Args:
-        folder: where the replicas of one machine share stored responses and conversations if no database is named; None: they
-            share none.
+    have another one. Without a database the replicas of one machine share stored responses in `folder`, or none.
     """
     key = environment.get(KEY_VARIABLE)
     keys = options.api_key if key is None or key in options.operator_key else (*options.api_key, key)
     state = options.database_url() or (None if folder is None else f"sqlite:///{folder}/state.sqlite")
-    return replace(options, api_key=keys, allowed_hosts=("*",), allowed_origins=(), uds=None, state_url=state)
+    return replace(options, api_key=keys, allowed_hosts=("*",), allowed_origins=(), state_url=state)
 
 
 def bind_replicas(spec: ReplicaSpec, scale: Scale) -> Any:
-    """The deployment of the replicas, bound to what they serve."""
     config: Any = RequestRouterConfig
     server = spec.server
     return _deployment(
@@ -135,11 +120,7 @@ def bind_fleet(config: FleetConfig) -> Any:
 
 
 def run_replicas(name: str, spec: ReplicaSpec, scale: Scale) -> None:
-    """Deploy replicas alone, without Ray's proxies, for a front in this process.
-
-    Raises:
-        ConfigError: a replica cannot start.
-    """
+    """Deploy replicas alone, without Ray's proxies, for a front in this process. Raises `ConfigError`."""
     serve.start(proxy_location="Disabled", logging_config=_QUIET)
     logging.getLogger("ray.serve").setLevel(logging.CRITICAL)  # errors are raised
     try:
@@ -165,13 +146,7 @@ def _cause(name: str) -> str:
 
 
 async def open_replicas(name: str) -> "RayReplicas":
-    """The replicas of an application that runs, for a front on this event loop."""
     return RayReplicas(await asyncio.to_thread(serve.get_deployment_handle, REPLICAS, name))
-
-
-def runs(name: str) -> bool:
-    """Whether an application of this name is deployed."""
-    return name in serve.status().applications
 
 
 @final
@@ -197,7 +172,6 @@ class ToFront:
     """The application of the ingress, which Ray Serve calls inside its actor: a function would be a builder to it."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Pass a request to the actor's front."""
         if scope["type"] != "lifespan":
             front: Any = serve.get_replica_context().servable_object
             await front.application(scope, receive, send)
@@ -231,7 +205,6 @@ class ConversationRouter(RequestRouter):
         return [[chosen], list(by_name.values())]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
-        """Tell the ticket which replica has taken the request."""
         ticket = _ticket(pending_request)
         if ticket is not None:
             ticket.taken(replica_id.unique_id)

@@ -26,14 +26,6 @@ from jinfercept.start.profiler import EFFORTS
 
 
 class ReplicaSpec(NamedTuple):
-    """The model and the options of a replica.
-
-    Attributes:
-        model: as on the command line.
-        engine: options of `LLM`.
-        secret: of the fleet's keys.
-    """
-
     model: str
     engine: EngineOptions
     server: ServerOptions
@@ -89,7 +81,6 @@ class EngineReplica:
     # -- hooks of Ray Serve ----------------------------------------------------------------------------------------
 
     async def record_routing_stats(self) -> dict[str, Any]:
-        """The report of this replica, for routers."""
         return await self._app.report()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
@@ -112,11 +103,7 @@ class EngineReplica:
 def start_turn(secret: bytes) -> Iterator[bool]:
     """Hold this machine's turn at starting.
 
-    Args:
-        secret: of the fleet, new for each start of one.
-
-    Yields:
-        Whether no other replica of the fleet has started on this machine before.
+    Yields whether no other replica of the fleet, which `secret` names, has started on this machine before.
     """
     try:
         import fcntl  # POSIX

@@ -26,12 +26,7 @@ def lost_error() -> ApiError:
 
 
 def last_event(error: ApiError, path: str, last: bytes) -> bytes:
-    """The event.
-
-    Args:
-        error: why the stream ends.
-        last: end of what was sent of the stream.
-    """
+    """The event with which a stream ends for an error, behind `last`, the end of what was sent of it."""
     if path.startswith("/v1/responses"):
         numbers = _NUMBER.findall(last[-_TAIL_BYTES:])
         event = {
@@ -52,12 +47,7 @@ log = logging.getLogger("jinfercept.serve")
 
 @final
 class Relay:
-    """One response.
-
-    Attributes:
-        began: whether anything was sent.
-        details: fields of the replica's log line.
-    """
+    """One response. `details` are fields of the replica's log line."""
 
     def __init__(self, path: str, ticket: Ticket, send: Send) -> None:
         self._path, self._ticket, self._send = path, ticket, send
@@ -69,11 +59,9 @@ class Relay:
         self.details: dict[str, Any] = {}
 
     async def run(self, answer: AsyncGenerator[Messages]) -> None:
-        """Send the response.
+        """Send the response. Raises `ReplicaLostError` before anything was sent.
 
-        Raises:
-            ReplicaLostError: before anything was sent. Later a stream of events ends with an error, and any other response
-                without its end.
+        Later a stream ends with an error event, and any other response without its end.
         """
         try:
             async for messages in answer:
@@ -90,11 +78,7 @@ class Relay:
             raise ReplicaLostError
 
     async def fail(self, error: ApiError) -> None:
-        """End the response with an error: the status if nothing was sent, the last event of a stream, or no end.
-
-        Raises:
-            ApiError: the error, if nothing was sent.
-        """
+        """End the response with an error: the last event of a stream, or no end. Raises it if nothing was sent."""
         self.details["finish_reason"] = "error"
         if not self.began:
             raise error

@@ -14,17 +14,12 @@ from jinfercept.engine.meter.engine_stats import EngineStats
 from jinfercept.fleet.replicas import DETAILS, HttpCall, HttpReply, Messages, ReplicaFacts
 from jinfercept.serve.app import create_app
 from jinfercept.serve.http.access_log import DETAILS as LOGGED
-from jinfercept.serve.observe.engine_snapshot import EngineSnapshot
-from jinfercept.serve.observe.metrics import collect
-from jinfercept.serve.routes.guarded_route import FRAME
-from jinfercept.serve.routes.response_run import BACKGROUND, MEMORY, BackgroundRun
+from jinfercept.serve.observe.metrics import EngineSnapshot, collect
+from jinfercept.serve.routes.response_run import BACKGROUND, BackgroundRun
 from jinfercept.serve.service import Service
-from jinfercept.serve.state.store import SocketMemory
 
 _MOST_MESSAGES = 256
 """Messages of a response that wait for the front; then the application waits."""
-_MOST_SOCKETS = 1024
-"""WebSockets at fronts whose responses are kept here though they are not stored."""
 _CLOSE_S = 10.0
 _FRESH_S = 0.25
 
@@ -50,17 +45,15 @@ class ReplicaApp:
         self._lifespan = self._app.router.lifespan_context(self._app)
         self._load = EngineSnapshot(lambda: service.llm.engine.ask(self._read_load), _FRESH_S)
         self._state = EngineSnapshot(service.llm.engine.snapshot)
-        self._sockets = dict[str, SocketMemory]()  # of fronts, the last used ones last
         self._numbers = 0
         self._running = set[asyncio.Task[None]]()
 
     async def start(self) -> None:
-        """Warm the server up, and begin what it does beside requests."""
         await self._lifespan.__aenter__()
 
     async def answer(self, call: HttpCall) -> AsyncGenerator[Messages]:
         yield ()
-        running = _Running(self._app, call, self._memory(call.scope.get(FRAME)))
+        running = _Running(self._app, call)
         task = asyncio.ensure_future(running.run())
         self._running.add(task)
         task.add_done_callback(self._running.discard)
@@ -73,17 +66,7 @@ class ReplicaApp:
         finally:
             running.leave()
 
-    def _memory(self, socket: str | None) -> SocketMemory | None:
-        """What is kept for a WebSocket of a front, by its id; no front says when it is closed."""
-        if socket is None:
-            return None
-        memory = self._sockets[socket] = self._sockets.pop(socket, None) or SocketMemory(self.service.state.last)
-        if len(self._sockets) > _MOST_SOCKETS:
-            self._sockets.pop(next(iter(self._sockets))).close()
-        return memory
-
     async def reply(self, call: HttpCall) -> HttpReply:
-        """A whole response, for small ones."""
         answer = self.answer(call)
         head, *parts = [message async for messages in answer for message in messages]
         headers = tuple((bytes(name), bytes(value)) for name, value in head["headers"])
@@ -98,7 +81,6 @@ class ReplicaApp:
         return self.name if inbox is not None and any(call.id == name for call in inbox.pending(tenant)) else ""
 
     async def facts(self) -> ReplicaFacts:
-        """The facts that a front needs when it starts."""
         llm, plan = self.service.llm, self.service.llm.memory_plan
         return ReplicaFacts(self._secret, llm.profile, llm.shape.buckets[-1], plan.kv_tokens + plan.host_tokens)
 
@@ -106,14 +88,13 @@ class ReplicaApp:
         """The report of this replica, for routers, see `Routes`; `number` changes with every report."""
         self._numbers += 1
         service = self.service
-        queue_s, demand = (await self._load.look()).seen
+        queue_s, _ = (await self._load.look()).seen
         accepts = not service.draining and service.llm.engine.failure is None
         full = service.llm.engine.num_waiting >= service.options.max_queue_len
         return {
             "number": self._numbers,
             "queue_s": queue_s,
             "accepts": accepts and not full,
-            "demand": demand,
         }
 
     async def demand(self) -> float:
@@ -132,7 +113,6 @@ class ReplicaApp:
         return queue_s, demanded / self.service.llm.memory_plan.kv_tokens
 
     async def close(self, timeout_s: float) -> None:
-        """Drain, and end the requests that are left."""
         await self.service.drain(timeout_s)
         if self._running:
             await asyncio.wait(list(self._running), timeout=_CLOSE_S)
@@ -143,8 +123,8 @@ class ReplicaApp:
 class _Running:
     """One request in the application, between its messages and a generator of them."""
 
-    def __init__(self, app: Any, call: HttpCall, memory: SocketMemory | None) -> None:
-        self._app, self._scope = app, {**call.scope, "state": {}, MEMORY: memory}
+    def __init__(self, app: Any, call: HttpCall) -> None:
+        self._app, self._scope = app, {**call.scope, "state": {}}
         self._body: bytes | None = call.body
         self._left = asyncio.Event()
         self._sent, self._received = anyio.create_memory_object_stream[Message](_MOST_MESSAGES)
@@ -159,7 +139,6 @@ class _Running:
         return self._scope.get(BACKGROUND)
 
     def leave(self) -> None:
-        """Note that the client has disconnected."""
         self._left.set()
         self._received.close()
 

@@ -8,16 +8,13 @@ from typing import Any
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.security import HTTPBearer
 
-from jinfercept.serve.access.keys import watch_key_file
-from jinfercept.serve.http.error_handlers import add_handlers
-from jinfercept.serve.http.middleware import add_middleware
+from jinfercept.serve.http.middleware import add_handlers, add_middleware
 from jinfercept.serve.observe.live import live_router, page_router
 from jinfercept.serve.observe.metrics import metrics_router
 from jinfercept.serve.routes import (
     chat_completions,
     completions,
     conversations,
-    health,
     inbox,
     messages,
     models,
@@ -48,7 +45,7 @@ def create_app(service: Service) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
         await service.warm_up()
-        watching = asyncio.create_task(watch_key_file(service))
+        watching = asyncio.create_task(service.watch_key_file())
         yield
         watching.cancel()
         service.close_threads()
@@ -64,7 +61,7 @@ def create_app(service: Service) -> FastAPI:
     )
     app.state.service, app.state.refused = service, service.refused
     add_handlers(app)
-    for router in (health.router, metrics_router(service), page_router(), response_socket.router):
+    for router in (models.health_router, metrics_router(service), page_router(), response_socket.router):
         app.include_router(router)
     options = service.options
     key = [Depends(HTTPBearer(auto_error=False))] if service.keys.needed else []  # for the document; see `GuardedRoute`

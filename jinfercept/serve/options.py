@@ -1,11 +1,13 @@
 """Options of the server: the fields are flags of `jinfercept serve`. Imports no JAX."""
 
+import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
+from urllib.parse import urlsplit
 
 from jinfercept.chat.parsers.cml import DELIMITERS, Delimiters
 from jinfercept.chat.parsers.formats import check_parsers
@@ -13,14 +15,11 @@ from jinfercept.config import check_bounds, option
 from jinfercept.errors import ConfigError, shown
 from jinfercept.serve.access.key_file import KeyRules, key_digest, read_key_file
 from jinfercept.serve.http.allowed_hosts import AllowedHosts, check_allowed_hosts
-from jinfercept.serve.observe.traces_choice import traces_endpoint
 
 if TYPE_CHECKING:
-    from starlette.requests import Request
-
-    from jinfercept.serve.access.key_limits import OpenSockets
-    from jinfercept.serve.access.keys import Keys
     from jinfercept.serve.state.database import StateDatabase
+
+log = logging.getLogger(__name__)
 
 KEY_VARIABLE = "JINFERCEPT_API_KEY"
 STATE_VARIABLE = "JINFERCEPT_STATE_URL"
@@ -61,10 +60,6 @@ class ServerOptions:
     tool_call_parser: str | None = option(None, "how the model writes calls; default: as its template shows")
     reasoning_parser: str = option(
         "auto", "how the model marks its reasoning; auto: as its template shows; none: reasoning is text"
-    )
-    special_tokens_in_text: bool = option(
-        False,
-        "names of special tokens in messages become these tokens, so that any text in them can begin a system turn",
     )
     tools: tuple[str, ...] = option(
         (), "a file of tools, .toml or .py, that the server runs for requests that ask for them; see docs/tools.md"
@@ -249,33 +244,44 @@ class ServerOptions:
         return rules | (read_key_file(self.api_key_file) if self.api_key_file is not None else {})
 
 
-class ServedState(Protocol):
-    """What is behind an application: the service of a server, or the front of a fleet."""
+_TRACE_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
-    draining: bool
-    """Whether new requests are refused."""
-    keys: "Keys"
-    sockets: "OpenSockets"
 
-    @property
-    def options(self) -> ServerOptions: ...
+def traces_endpoint(flag: str | None, environ: Mapping[str, str]) -> str | None:
+    """The URL of a collector's `/v1/traces`, "" if the exporter reads it from the environment; None: there are no traces.
 
-    def use_key_rules(self, rules: Mapping[str, KeyRules]) -> str:
-        """Use other rules of the keys from now on; returns the names of keys whose rules changed, with commas."""
-        ...
+    Variables without the packages are logged only: they may be meant for other processes.
 
-    async def prepare[T](self, request: "Request", work: Callable[[], T], number: int = 0, num_bytes: int = 0) -> T:
-        """The result of slow work, done in a thread."""
-        ...
+    Raises:
+        ConfigError: the flag's URL is wrong, or packages are missing for it.
+    """
+    if flag is None and not any(environ.get(name) for name in _TRACE_VARIABLES):
+        return None
+    endpoint, is_installed = "" if flag is None else _trace_url(flag), traces_are_installed()
+    if not is_installed and flag is not None:
+        fix = "pip install 'jinfercept[otel]'"
+        raise ConfigError("traces need more packages", got=f"--otlp-traces-endpoint {flag}", fix=fix)
+    if not is_installed:
+        log.warning("OTEL_* variables name a collector, and there are no traces; fix: pip install 'jinfercept[otel]'")
+        return None
+    return endpoint
 
-    def request_started(self) -> None:
-        """Count an HTTP request in progress. On the event loop."""
-        ...
 
-    def request_ended(self) -> None:
-        """Uncount an HTTP request that has ended."""
-        ...
+def traces_are_installed() -> bool:
+    try:
+        return find_spec("opentelemetry.exporter.otlp.proto.http") is not None
+    except ModuleNotFoundError:  # a parent package is missing
+        return False
 
-    async def drain(self, timeout_s: float) -> None:
-        """Refuse new requests, and return when those in progress have ended; after `timeout_s` they are aborted."""
-        ...
+
+def _trace_url(endpoint: str) -> str:
+    """The URL; one without a path gets that of OTLP. Raises `ConfigError`."""
+    try:
+        url = urlsplit(endpoint)
+        is_url = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:
+        url, is_url = urlsplit(""), False
+    if not is_url:
+        fix = "the URL of a collector that speaks OTLP over HTTP, such as http://127.0.0.1:4318"
+        raise ConfigError("otlp_traces_endpoint is not a URL", got=endpoint, fix=fix)
+    return url._replace(path="/v1/traces").geturl() if url.path in ("", "/") else endpoint

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
@@ -25,20 +25,14 @@ from jinfercept.errors import ConfigError, JinferceptError
 from jinfercept.hooks import SharedLimit
 from jinfercept.llm import LLM
 from jinfercept.request import Adapter, Request
-from jinfercept.serve.access.key_file import KeyRules
-from jinfercept.serve.access.key_limits import FairThreadPool, KeyLimits, OpenSockets
-from jinfercept.serve.access.keys import Keys
-from jinfercept.serve.http.access_log import DETAILS, PLACE
+from jinfercept.serve.access.key_limits import RETRY_S, FairThreadPool, OpenSockets, ServedState
+from jinfercept.serve.http.access_log import DETAILS, PLACE, TRACE
 from jinfercept.serve.http.request_body import unless_disconnected
-from jinfercept.serve.observe.traces_choice import TRACE
 from jinfercept.serve.options import ServerOptions
-from jinfercept.serve.process import trim_heap
 from jinfercept.serve.protocols.errors import ApiError, aborted, about, overloaded, shutting_down
-from jinfercept.serve.server_tools import ServerTools
+from jinfercept.serve.server_tools import ServerTools, ToolHistory
 from jinfercept.serve.state.database import StateDatabase
 from jinfercept.serve.state.store import StateStore
-from jinfercept.serve.state.tenant_pool import RETRY_S
-from jinfercept.serve.state.tool_history import ToolHistory
 from jinfercept.structured_outputs import StructuredOutputsParams
 from jinfercept.tools.inbox import Inbox
 
@@ -47,8 +41,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("jinfercept.serve")
 
-_IDLE_S = 1.0
-"""Seconds without requests after which freed memory is returned to the system."""
 _ENDING_S, _MOST_ENDING_S = 1.0, 5.0
 """Seconds for a step of the shutdown, if the drain took all of its time, and if it did not."""
 _CHARS_PER_TOKEN = 16
@@ -61,29 +53,19 @@ BODY_BYTES = "jinfercept.body_bytes"
 
 
 @final
-class Service:
+class Service(ServedState):
     """One served model.
 
     Args:
         llm: generates; its caller closes it.
         model: path or name of the model on the command line.
-        tools: that the server runs; their caller closes them.
         database: of the stored state, closed with the service; None: the one of the options.
 
     Attributes:
-        max_model_len: maximum tokens of a prompt and its answer together.
         expert_bytes: of a token's experts in all layers, at most; 0: the engine does not return them.
-        max_prompt_chars: maximum characters of one prompt: longer ones are refused before they are tokenised.
-        root: path or name of the model.
         names: of the model in requests; answers have the first one by default.
         created: start of the server, in seconds since 1970.
-        draining: whether new requests are refused.
-        chat_template: source of the template that replaces the model's; None: the model's.
-        state: stored responses and conversations.
-        pending_calls: limits of the asynchronous calls that run, by tenant.
-        tool_history: turns with calls of the server's tools that clients do not see.
         inbox: where calls wait for a person; None if there is no person tool.
-        tracing: traces of requests; None: there are none.
         refused: answers of status 429, by the code of their error.
         waking: timer that wakes the engine after the `timeout_s` of a sleep; None: the engine sleeps until `/resume`.
     """
@@ -96,7 +78,8 @@ class Service:
         tools: ServerTools | None = None,
         database: StateDatabase | None = None,
     ) -> None:
-        self.llm, self.options = llm, options
+        super().__init__(options)
+        self.llm = llm
         self.tools = tools or ServerTools()
         self.inbox: Inbox | None = self.tools.inbox
         self.max_model_len = llm.shape.max_model_len
@@ -109,8 +92,6 @@ class Service:
         llm.engine.snapshot()  # begins to count
         options.check_adapters(self.names, llm.engine.adapters.names, llm.engine.adapters.num_slots)
         self.created = int(time.time())
-        self.draining = False
-        self.keys = Keys(options.key_rules())
         self.chat_template = options.template()
         self.tool_history = ToolHistory(options.response_ttl, time.monotonic)
         self.database = database or options.open_state()
@@ -123,16 +104,12 @@ class Service:
             self.trace_to(open_tracing(endpoint))
         self.refused = Counter[str]()
         self.waking: asyncio.TimerHandle | None = None
-        self._limits = KeyLimits(self.keys.rules, time.monotonic)
         self._threads = FairThreadPool(options.max_queue_len)
+        self.sockets = OpenSockets(options)
         self._closed = False
         self._event_bridge: EventBridge | None = None
         self._preparing = Counter[str]()
         self._streams: dict[AsyncStream, tuple[str, int]] = {}  # with their tenants and numbers of requests
-        self.sockets = OpenSockets(options)
-        self._busy = 0
-        self._idle = asyncio.Event()
-        self._trimming: asyncio.TimerHandle | None = None  # trims the heap when no request is in progress
 
     def trace_to(self, tracing: "Tracing") -> None:
         """Trace requests, and the calls of the server's tools."""
@@ -162,19 +139,17 @@ class Service:
         self.llm.make_chats([({"role": "user", "content": "?"},)], None, (), self.chat_options())
 
     def chat_options(self, **more: Any) -> ChatOptions:
-        """Options for rendering and parsing conversations; `more` are those of a request."""
         return ChatOptions(
             chat_template=self.chat_template,
             tool_call_parser=self.options.tool_call_parser,
             reasoning_parser=None if self.options.reasoning_parser == "none" else self.options.reasoning_parser,
             max_prompt_chars=self.max_prompt_chars,
-            special_tokens_in_text=self.options.special_tokens_in_text,
             **more,
         )
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer; raises `ApiError` if it has none."""
+        """The model's tokenizer. Raises `ApiError` if it has none."""
         if self.llm.tokenizer is None:
             raise ApiError.bad("the model has no tokenizer; fix: send token ids", code="no_tokenizer")
         return self.llm.tokenizer
@@ -192,19 +167,10 @@ class Service:
         """The adapter that a request has by the model that it names; None: none by that."""
         return None if name is None else self.llm.engine.adapters.get(name)
 
-    def use_key_rules(self, rules: Mapping[str, KeyRules]) -> str:
-        """Use other rules of the keys from now on; returns the names of keys whose rules changed, with commas."""
-        self._limits.forget(rules.__contains__)
-        return self.keys.replace(rules)
-
     def check_room(self, tenant: str, number: int) -> None:
-        """Raise `ApiError` if the queue has no room for more requests: 503 while draining, 429 for now, 400 forever; or if they
-        are beyond the limits of their key.
+        """Raise `ApiError` for requests that may not come in: 503 while draining, 429 for now, 400 for too many at once.
 
         In a full queue every key may still have an equal share, so that one key cannot shut out others.
-
-        Args:
-            number: of requests that one body makes.
         """
         most = self.options.max_queue_len
         if self.draining:
@@ -222,15 +188,10 @@ class Service:
                     code="queue_full",
                     headers={"Retry-After": f"{RETRY_S}"},
                 )
-        self._limits.check(tenant, number, self._preparing[tenant])
+        self.limits.check(tenant, number, self._preparing[tenant])
 
     def check_chars(self, texts: Any, param: str) -> None:
-        """Raise 400 for more text than one prompt may have.
-
-        Args:
-            texts: a text, or lists and dicts of texts.
-            param: field of the texts.
-        """
+        """Raise 400 for more text than one prompt may have. `texts` is a text, or lists and dicts of texts."""
         with about(param):
             check_chars(texts, self.max_prompt_chars)
 
@@ -238,7 +199,6 @@ class Service:
         """Run a slow function in a thread; it is dropped if the client disconnects before it begins.
 
         Args:
-            request: has the tenant and the size of its body.
             number: requests that it makes, for which the queue has to have room.
             num_bytes: size of its input besides the body.
 
@@ -257,15 +217,13 @@ class Service:
             self._preparing += Counter()  # drops keys with no requests
 
     async def submit(self, http: HttpRequest, requests: Sequence[Request], *, ends_only: bool = False) -> AsyncStream:
-        """Submit prepared requests to the engine. Their place at the door, if they wait there, is in the details of `http`.
+        """Submit prepared requests to the engine, all or none. The details of `http` get their place at the door.
 
         Args:
-            requests: are started together.
             ends_only: whether the stream has only the last event of each request.
 
         Raises:
-            ApiError: then none is started: 400 if the engine refuses a request, 429 if it takes no new conversation, 503 after
-                the drain.
+            ApiError: 400 if the engine refuses a request, 429 if it takes no new conversation, 503 after the drain.
         """
         if self._closed:
             raise aborted()
@@ -281,7 +239,7 @@ class Service:
             trace.streams.append(stream)
         self._streams[stream] = tenant, len(requests)
         num_tokens = sum(len(request.prompt_token_ids) for request in requests if request.leader is None)
-        self._limits.began(tenant, len(requests), num_tokens)
+        self.limits.began(tenant, len(requests), num_tokens)
         if place := await asyncio.wrap_future(self.llm.engine.place_at_door(requests)):
             if self.llm.engine.overload == "refuse":
                 await self.close(stream)
@@ -297,47 +255,28 @@ class Service:
         finally:
             if counted is not None:
                 outputs = (completion for output in stream.outputs.values() for completion in output.outputs)
-                self._limits.ended(*counted, sum(completion.num_generated for completion in outputs))
+                self.limits.ended(*counted, sum(completion.num_generated for completion in outputs))
 
     def note_calls(self, request: Request, calls: Sequence[Call], results: Sequence[Result]) -> None:
         """Count calls that were run after the end of their request."""
         self.llm.engine.ask(lambda stats: stats.interceptions.ran(request, calls, results))
 
-    def request_started(self) -> None:
-        """Count an HTTP request in progress."""
-        self._busy += 1
-        self._idle.clear()
-        if self._trimming is not None:
-            self._trimming.cancel()
-
-    def request_ended(self) -> None:
-        """Uncount an HTTP request that has ended."""
-        self._busy -= 1
-        if not self._busy:
-            self._idle.set()
-            loop = asyncio.get_running_loop()
-            self._trimming = loop.call_later(_IDLE_S, lambda: loop.run_in_executor(None, trim_heap))
-
     async def drain(self, timeout_s: float) -> None:
-        """Refuse new requests, and return when all requests in progress have ended. After `timeout_s` they are aborted: 503 for
-        those in preparation, an error event at the end of streams.
+        """Refuse new requests, and return when those in progress have ended.
+
+        After `timeout_s` they are aborted: 503 for those in preparation, an error event at the end of streams.
         """
         self.draining = True
         self.tools.ends_s = time.monotonic() + timeout_s + _ENDING_S
         self.sockets.end()
-        if self._busy:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._idle.wait(), timeout_s)
+        await self.until_idle(timeout_s)
         self._closed = True
         self._threads.close()
         for stream in list(self._streams):
             stream.abort()
-        if self._busy:  # uvicorn closes WebSockets, so their last events are sent first
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._idle.wait(), _ENDING_S)
+        await self.until_idle(_ENDING_S)  # uvicorn closes WebSockets, so their last events are sent first
 
     def close_threads(self) -> None:
-        """End the preparation threads, and export the last traces."""
         self._threads.close()
         if self.tracing is not None:
             self.tracing.close(self._rest_s())
@@ -353,7 +292,6 @@ class Service:
 
 
 def service_of(request: HTTPConnection) -> Service:
-    """The service of the application that a request was sent to."""
     return request.app.state.service
 
 

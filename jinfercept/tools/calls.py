@@ -15,7 +15,7 @@ from jinfercept.engine.current_call import CURRENT_CALL, AtOnce, CurrentCall
 from jinfercept.engine.tool_executor import ToolExecutor
 from jinfercept.engine.tool_run import ToolRun
 from jinfercept.sched.tenants import FairSlots
-from jinfercept.tools.tool_tables import Limits
+from jinfercept.tools.tool_tables import Limits, Place
 from jinfercept.values import strict_json
 
 BLOCKED_S = 5.0
@@ -105,7 +105,7 @@ def endpoint_tool(
             waited_s = (expires_s if begun_s is None else begun_s) - came_s
             waiting_note = f", of which other calls took {waited_s:.1f}" if 2 * waited_s > limits.timeout_s else ""
             raise TimeoutError(f"{limits.late} {limits.timeout_s:g} s{waiting_note}") from error
-        return _cut(text, limits.max_result_bytes)
+        return text
 
     def begin_call(arguments: str) -> ToolRun[str]:
         expires_s = time.monotonic() + limits.timeout_s
@@ -117,13 +117,6 @@ def endpoint_tool(
     return ChatTool(declaration, tool)
 
 
-def _cut(text: str, max_bytes: int | None) -> str:
-    if max_bytes is None or len(data := text.encode(errors="replace")) <= max_bytes:
-        return text
-    note = f" ... (cut: {len(data)} bytes, {max_bytes} allowed)"
-    return data[: max(0, max_bytes - len(note))].decode(errors="ignore") + note
-
-
 def _object(arguments: str) -> dict[str, Any]:
     try:
         values = strict_json(arguments or "{}")
@@ -132,3 +125,51 @@ def _object(arguments: str) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise CallFailed("the arguments are no JSON object")
     return values
+
+
+Check = Callable[[Mapping[str, Any]], None]
+"""Raises `CallFailed` for arguments that do not fit the schema; the model reads the message."""
+
+QUESTION = {
+    "type": "object",
+    "properties": {"question": {"type": "string", "description": "with everything that is needed to answer it"}},
+    "required": ["question"],
+}
+"""Schema of the arguments of a tool that declares none."""
+
+_SHOWN_PROBLEMS = 5
+
+
+def texts(names: list[str]) -> dict[str, Any]:
+    """Make a schema of string arguments, all of them required."""
+    return {"type": "object", "properties": {name: {"type": "string"} for name in names}, "required": names}
+
+
+def check_of(parameters: Mapping[str, Any], place: Place) -> Check:
+    """Make a check against a schema: of draft 2020-12, or of the draft that its `$schema` names.
+
+    Raises `ConfigError` if the schema is invalid, or its type is not object.
+    """
+    from jsonschema import Draft202012Validator, SchemaError
+    from jsonschema.validators import validator_for
+
+    named = isinstance(parameters.get("$schema"), str)
+    draft = validator_for(parameters, default=Draft202012Validator) if named else Draft202012Validator
+    try:
+        draft.check_schema(dict(parameters))
+    except SchemaError as error:
+        where = ".".join(["parameters", *map(str, error.path)])
+        raise place.error(f"{where} is no JSON schema", repr(error.instance)[:80], error.message[:200]) from error
+    if parameters.get("type") != "object":
+        raise place.error("parameters are an object's schema", repr(parameters.get("type")), 'type = "object"')
+    validator = draft(parameters, format_checker=draft.FORMAT_CHECKER)
+
+    def check(arguments: Mapping[str, Any]) -> None:
+        wrong = sorted(
+            f"{'.'.join(map(str, error.path)) or 'arguments'}: {error.message[:200]}"
+            for error in validator.iter_errors(arguments)
+        )
+        if wrong:
+            raise CallFailed(f"the arguments do not fit: {'; '.join(wrong[:_SHOWN_PROBLEMS])}")
+
+    return check

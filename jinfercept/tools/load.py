@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, final
 from jinfercept.chat.function_tools import ChatTool, chat_tools
 from jinfercept.engine.tool_executor import ToolExecutor
 from jinfercept.errors import ConfigError, shown
-from jinfercept.tools.calls import CallQueue, CallRequest, Endpoint, declare, endpoint_tool
+from jinfercept.tools.calls import QUESTION, CallQueue, CallRequest, Endpoint, check_of, declare, endpoint_tool
 from jinfercept.tools.inbox import Inbox
 from jinfercept.tools.tool_tables import (
     HttpTable,
@@ -34,6 +34,8 @@ _Source = ChatTool | Callable[[set[str]], list[ChatTool]]
 
 _FILE_FIX = "give the path of one that is there"
 _CLOSE_S = 5.0
+_SERVERS_END_S = 8.0
+"""More seconds than the SDK takes to end a process that ignores the end of its input and SIGTERM."""
 _END_S = 0.5
 """Seconds that tasks on event loops have to end, however little time is left."""
 
@@ -55,17 +57,17 @@ class LoadedTools(AbstractContextManager["LoadedTools"], AbstractAsyncContextMan
         return tools_of([self])
 
     def close(self, timeout_s: float = _CLOSE_S) -> None:
-        """End servers and connections, and fail waiting calls. What does not end in time is killed, or left alone."""
+        """End servers and connections, and fail waiting calls. Other calls that do not end in time are left alone."""
         if self.executor.is_closed:
             return
         give_up_s = time.monotonic() + timeout_s
 
         async def end() -> None:
-            await asyncio.gather(*(server.close(timeout_s) for server in self.servers), return_exceptions=True)
+            await asyncio.gather(*(server.close() for server in self.servers), return_exceptions=True)
 
         if self.servers:
             with suppress(TimeoutError):
-                self.executor.submit(end).result.result(timeout_s + _END_S)
+                self.executor.submit(end).result.result(max(timeout_s, _SERVERS_END_S))
         self.executor.close(max(_END_S, give_up_s - time.monotonic()))
         self.models.close()
 
@@ -167,8 +169,6 @@ class _Loader:
                 self._loaded.sources.append(server.tools)
 
     def _add_asked(self, table: ModelTable | PersonTable, place: Place, endpoint: Endpoint) -> None:
-        from jinfercept.tools.schemas import QUESTION, check_of
-
         parameters = table.parameters or QUESTION
         check = check_of(parameters, place)
 

@@ -202,7 +202,8 @@ async def _serve(facts: dict[str, Any]) -> None:
             text, failed = str(error), True
         return mcp_types.CallToolResult(content=[mcp_types.TextContent(text=text)], is_error=failed)
 
-    server = Server("python tools", on_list_tools=list_tools, on_call_tool=call_tool)
+    # its version is the id of the process
+    server = Server("python tools", version=str(os.getpid()), on_list_tools=list_tools, on_call_tool=call_tool)
     async with stdio_server() as (read, write):
         await server.run(read, write, server.create_initialization_options())
 

@@ -5,8 +5,7 @@ import re
 import pytest
 
 from jinfercept.calls import Tool
-from jinfercept.chat.call_markup import AsyncCalls
-from jinfercept.chat.markup_prompt import STOP, markup_prompt
+from jinfercept.chat.call_markup import STOP, AsyncCalls, markup_prompt
 from jinfercept.chat.parsers.cml import CallFrame, CMLParser, Delimiters
 from jinfercept.chat.parsers.python_calls import parse_call
 from jinfercept.errors import RequestError

@@ -11,8 +11,7 @@ import yaml
 from jinfercept.cli.command import parse_command_line
 from jinfercept.cli.main import COMMANDS, PROG
 from jinfercept.errors import ConfigError
-from jinfercept.fleet.app_config import FleetConfig, ReplicaRange
-from jinfercept.fleet.replica_load import replicas_by_memory
+from jinfercept.fleet.app_config import FleetConfig, ReplicaRange, replicas_by_memory
 from tests.support.docs_blocks import blocks_of
 from tests.support.docs_reader import commands_in
 

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from jinfercept.cli.main import main
-from jinfercept.fleet.ray_start import LOCAL_VARIABLES, is_private
+from jinfercept.fleet.ray_deploy import LOCAL_VARIABLES, is_private
 from jinfercept.fleet.replica_app import own_seed
 from tests.soak.model import write_model
 from tests.support.live_server import until

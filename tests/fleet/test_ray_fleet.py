@@ -17,7 +17,7 @@ import pytest
 from openai import APIError, OpenAI
 
 from benchmarks.servers import child_process
-from jinfercept.fleet.ray_start import is_private
+from jinfercept.fleet.ray_deploy import is_private
 from tests.soak.model import write_model
 
 FLAGS: dict[str, Any] = {

@@ -7,9 +7,7 @@ from dataclasses import replace
 import pytest
 
 from jinfercept.fleet.conversations import KeyedPrefix, RoutingHint
-from jinfercept.fleet.known_prefixes import KnownPrefixes
-from jinfercept.fleet.replica_load import PLACED_HALF_LIFE_S, ReplicaState
-from jinfercept.fleet.routing import NoReplicaError, Router
+from jinfercept.fleet.routing import PLACED_HALF_LIFE_S, NoReplicaError, ReplicaState, Router
 from jinfercept.sched.named_profiles import load_profile
 
 PROFILE = load_profile("paper-gptj-6b-a100")
@@ -153,13 +151,11 @@ def test_one_tenant_cannot_push_out_the_keys_of_others():
 
 
 def test_keys_are_bounded_with_many_tenants_too():
-    prefixes = KnownPrefixes(100)
+    router, replicas = Router(PROFILE, most_conversations=25), fleet(2)
     for number in range(1000):
-        prefixes.touch(f"t{number % 300}", str(number).encode(), 1)
-        assert len(prefixes) <= 100
-    assert sum(prefixes.get(f"t{number % 300}", str(number).encode()) is not None for number in range(1000)) == len(
-        prefixes
-    )
+        router.route(turn(number, 0, tenant=f"t{number % 300}"), replicas, 1.0)
+        assert router.num_known <= 100
+    assert router.num_known > 90
 
 
 def test_large_fleets_find_contexts_and_spread():

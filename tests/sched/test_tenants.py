@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jinfercept.sched.tenants import ExpiringEntries, Quota
-from jinfercept.serve.state.tool_history import num_bytes_of
+from jinfercept.serve.server_tools import num_bytes_of
 
 
 def test_the_tenant_with_the_most_loses_its_least_recently_used_entry():

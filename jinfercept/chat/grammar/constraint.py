@@ -2,23 +2,26 @@
 
 `JsonText` limits what llguidance leaves unlimited in JSON: digits of numbers, and names that an object has already. A small
 model at temperature 0 repeats a digit or a name until `max_tokens`. Numbers and strings differ in the tokens that the grammar
-allows next, so numbers are also recognised within calls, of which only the arguments are JSON.
+allows next, so numbers are also recognised within calls, of which only the arguments are JSON. `ForbiddenText` keeps one
+string out of a text, whichever tokens would write it, in addition to a grammar if there is one.
 """
 
 import re
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from copy import copy
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import final
 
 import numpy as np
 from jaxtyping import UInt32
 from llguidance import LLMatcher
 
+from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.errors import GrammarError, RequestError
+from jinfercept.hooks import Constraint, Grammar
 
 _STACK_BYTES = 2**28
 """Stack of the thread that compiles: llguidance follows rules and references by recursion, up to 300 bytes of stack a
@@ -265,3 +268,69 @@ def on_large_stack[T](work: Callable[[], T]) -> T:
         finally:
             threading.stack_size(before)
     return task.result()
+
+
+@final
+class ForbiddenText:
+    """The masks of a text in which a string, not empty, never occurs. All requests of one model share them."""
+
+    def __init__(self, text: str, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self._pattern, self._tokenizer, self._vocab_size = text.encode(), tokenizer, vocab_size
+        self.mask = cache(self._mask)
+
+    def after(self, matched: int, token_id: int) -> int:
+        """Return how many bytes of the string the text ends with after one more token, given the number before it."""
+        return self._advance(matched, self._tokenizer.token_bytes(token_id))
+
+    def _advance(self, matched: int, written: bytes) -> int:
+        pattern = self._pattern
+        text = pattern[:matched] + written
+        if pattern in text:
+            return len(pattern)
+        return next((n for n in range(min(len(pattern), len(text)), 0, -1) if text.endswith(pattern[:n])), 0)
+
+    @cached_property
+    def _suspects(self) -> Mapping[int, bytes]:
+        # only tokens with the string's last byte can complete it
+        tokens = {token_id: self._tokenizer.token_bytes(token_id) for token_id in range(self._vocab_size)}
+        return {token_id: written for token_id, written in tokens.items() if self._pattern[-1] in written}
+
+    def _mask(self, matched: int) -> UInt32[np.ndarray, "words"]:
+        whole, suspects = len(self._pattern), self._suspects.items()
+        completing = (token_id for token_id, written in suspects if self._advance(matched, written) == whole)
+        return ~words_of(completing, self._vocab_size)
+
+
+@final
+class WithoutText:
+    """A grammar whose texts never contain a string."""
+
+    def __init__(self, forbidden: ForbiddenText, grammar: Grammar | None) -> None:
+        self._forbidden, self._grammar = forbidden, grammar
+
+    def constrain(self, end_token_ids: frozenset[int]) -> "WithoutTextConstraint":
+        inner = self._grammar.constrain(end_token_ids) if self._grammar is not None else None
+        return WithoutTextConstraint(self._forbidden, inner)
+
+
+@final
+class WithoutTextConstraint:
+    def __init__(self, forbidden: ForbiddenText, inner: Constraint | None) -> None:
+        self._forbidden, self._inner, self._matched = forbidden, inner, 0
+        self.ended = False
+
+    def allowed(self) -> UInt32[np.ndarray, "words"]:
+        mask = self._forbidden.mask(self._matched)
+        if self._inner is None:
+            return mask
+        words = self._inner.allowed()
+        self.ended = self._inner.ended
+        # where the grammar allows only tokens that complete the string, they are allowed
+        both = words & mask
+        return both if both.any() else words
+
+    def accept(self, token_id: int) -> None:
+        self._matched = self._forbidden.after(self._matched, token_id)
+        if self._inner is not None:
+            self._inner.accept(token_id)
+            self.ended = self._inner.ended

@@ -6,19 +6,16 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, final
 
-from jinfercept.chat.parsers.call_grammars import CallGrammar, quoted
-from jinfercept.chat.parsers.call_objects import read_calls
 from jinfercept.chat.parsers.gemma import GEMMA4
-from jinfercept.chat.parsers.glm import GLM45
 from jinfercept.chat.parsers.harmony import OPENAI
 from jinfercept.chat.parsers.hermes import HERMES
-from jinfercept.chat.parsers.llama import LLAMA3_JSON
+from jinfercept.chat.parsers.json_calls import read_calls
+from jinfercept.chat.parsers.llama import LLAMA3_JSON, PYTHONIC
 from jinfercept.chat.parsers.mistral import MISTRAL
-from jinfercept.chat.parsers.pythonic import PYTHONIC
-from jinfercept.chat.parsers.qwen_coder import QWEN3_CODER
 from jinfercept.chat.parsers.reasoning import REASONING_FORMATS
 from jinfercept.chat.parsers.source import Source, Steps
-from jinfercept.chat.parsers.tool_call_format import ToolCallFormat
+from jinfercept.chat.parsers.tagged_values import GLM45, QWEN3_CODER
+from jinfercept.chat.parsers.tool_call_format import CallGrammar, ToolCallFormat, quoted
 from jinfercept.errors import JinferceptError, RequestError, shown
 
 

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from jinfercept.chat.parsers.call_grammars import NAME, CallGrammar, quoted
-from jinfercept.chat.parsers.json_values import distinct
+from jinfercept.chat.parsers.json_calls import distinct
 from jinfercept.chat.parsers.python_calls import to_json
 from jinfercept.chat.parsers.source import Marks, Source, Steps
-from jinfercept.chat.parsers.tool_call_format import ToolCallFormat
+from jinfercept.chat.parsers.tool_call_format import NAME, CallGrammar, ToolCallFormat, quoted
 
 _OPENING, _CLOSING, _QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 _QUOTES = Marks((_QUOTE,))

@@ -8,10 +8,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from jinfercept.chat.parsers.call_grammars import NAME, CallGrammar, quoted
-from jinfercept.chat.parsers.json_values import stream_call
+from jinfercept.chat.parsers.json_calls import stream_call
 from jinfercept.chat.parsers.source import Marks, Source, Steps
-from jinfercept.chat.parsers.tool_call_format import ToolCallFormat
+from jinfercept.chat.parsers.tool_call_format import NAME, CallGrammar, ToolCallFormat, quoted
 
 _START, _CHANNEL, _CONSTRAIN = "<|start|>", "<|channel|>", "<|constrain|>"
 _MESSAGE, _END = "<|message|>", "<|end|>"

@@ -3,10 +3,9 @@
 Qwen 2.5 Coder leaves the tags out: it writes the objects alone, in a code block, or within `<tools>`.
 """
 
-from jinfercept.chat.parsers.call_grammars import CallGrammar, Rules
-from jinfercept.chat.parsers.call_objects import BARE_OBJECTS, read_bare_calls, read_calls
+from jinfercept.chat.parsers.json_calls import BARE_OBJECTS, read_bare_calls, read_calls
 from jinfercept.chat.parsers.source import Source, Steps
-from jinfercept.chat.parsers.tool_call_format import ToolCallFormat
+from jinfercept.chat.parsers.tool_call_format import CallGrammar, Rules, ToolCallFormat
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 QWEN_TURN_ENDS = ("<|im_end|>", "<|endoftext|>")

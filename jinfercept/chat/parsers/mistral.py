@@ -5,11 +5,9 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from jinfercept.chat.parsers.call_grammars import NAME, NAME_CHAR, CallGrammar, quoted
-from jinfercept.chat.parsers.call_objects import read_calls
-from jinfercept.chat.parsers.json_values import stream_call
+from jinfercept.chat.parsers.json_calls import read_calls, stream_call
 from jinfercept.chat.parsers.source import Source, Steps
-from jinfercept.chat.parsers.tool_call_format import ToolCallFormat
+from jinfercept.chat.parsers.tool_call_format import NAME, NAME_CHAR, CallGrammar, ToolCallFormat, quoted
 
 _TOOL_CALLS, _CALL_ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _TURN_END = "</s>"

@@ -42,14 +42,14 @@ Priority = Annotated[int, Field(ge=-MOST_PRIORITY - 1, le=MOST_PRIORITY)]
 
 
 class KeyRules(BaseModel):
-    """The permissions of one API key.
+    """The permissions of one API key. A limit of None is none.
 
     Attributes:
         operator: whether it sees the requests of all keys, and answers the calls of all in the inbox.
         priority: smallest and largest priority of its requests; smaller ones are served first, across keys.
         weight: while several keys have work, they share memory·time as their weights.
-        max_concurrent: requests in progress; None: no limit.
-        requests_per_minute, tokens_per_minute: limits on average; a minute's worth may come at once. None: no limit.
+        max_concurrent: requests in progress.
+        requests_per_minute, tokens_per_minute: limits on average; a minute's worth may come at once.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -64,8 +64,6 @@ class KeyRules(BaseModel):
 
 
 class _Table(KeyRules):
-    """The table of one key in the file."""
-
     key: Annotated[str, Field(min_length=1)] | None = None
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
 
@@ -88,11 +86,7 @@ def key_digest(key: str) -> str:
 
 
 def read_key_file(path: str) -> dict[str, KeyRules]:
-    """The rules of a file's keys by `key_digest`.
-
-    Raises:
-        ConfigError: the file cannot be read, a table is wrong, or two tables have the same key.
-    """
+    """The rules of a file's keys by `key_digest`. Raises `ConfigError`."""
     try:
         tables = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

@@ -1,22 +1,12 @@
 """API keys: the key of a request, its permissions, and the salt that separates the contexts of two keys."""
 
-import asyncio
 import hashlib
 import hmac
-import logging
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import final
 
-from jinfercept.errors import ConfigError
 from jinfercept.serve.access.key_file import KeyRules, key_digest
-from jinfercept.serve.options import ServedState
 from jinfercept.serve.protocols.errors import ApiError
-
-log = logging.getLogger("jinfercept.serve")
-
-POLL_S = 2.0
-"""Seconds between two looks at the file."""
 
 
 @final
@@ -29,7 +19,7 @@ class Keys:
     def replace(self, rules: Mapping[str, KeyRules]) -> str:
         """Use other rules from now on; returns the names of keys whose rules changed, with commas.
 
-        Requests in progress of a key that is gone go on; new ones are refused. A server without keys gets none later.
+        Requests in progress of a key that is gone go on. A server without keys gets none later.
         """
         assert self._rules
         assert rules
@@ -46,7 +36,6 @@ class Keys:
 
     @property
     def tenants(self) -> Collection[str]:
-        """All tenants; none without keys."""
         return self._rules.keys()
 
     def check(self, *authorizations: str) -> str:
@@ -85,58 +74,17 @@ class Keys:
             raise ApiError(403, "this path needs an operator's key (--operator-key)", code="operator_key_needed")
 
     def priority(self, tenant: str, requested: int) -> int:
-        """The priority of a request: the requested one, clamped to the range of its key if there is one."""
         if not tenant:
             return requested
         least, most = self.rules(tenant).priority
         return min(max(requested, least), most)
 
     def name(self, tenant: str) -> str:
-        """The name of a key in logs; "" without keys."""
         return self.rules(tenant).name
 
 
 def isolation(key: str, cache_salt: str | None) -> str:
-    """The salt of a client's pages and stored data: nothing is shared between keys, nor between cache salts of one key.
-
-    Args:
-        key: tenant of the key, from `Keys.check`.
-        cache_salt: field of the body.
-    """
+    """The salt of a client's pages and stored data: keys share nothing, nor do cache salts of one key."""
     if not key and not cache_salt:
         return ""
     return hashlib.sha256(f"{key}/{cache_salt or ''}".encode()).hexdigest()
-
-
-async def watch_key_file(service: ServedState) -> None:
-    """Follow the file of `--api-key-file` until cancelled; returns at once if there is none."""
-    path = service.options.api_key_file
-    if path is None:
-        return
-    seen = await asyncio.to_thread(_mark, path)
-    await _read(service, path)  # it may have changed since the server read it
-    while True:
-        await asyncio.sleep(POLL_S)
-        mark = await asyncio.to_thread(_mark, path)
-        if mark != seen:
-            seen = mark
-            await _read(service, path)
-
-
-async def _read(service: ServedState, path: str) -> None:
-    try:
-        rules = await asyncio.to_thread(service.options.key_rules)
-    except ConfigError as error:  # its text has no secrets
-        log.error("the changed file of API keys is not used, the old rules hold: %s: %s", path, error)
-        return
-    if changed := service.use_key_rules(rules):
-        log.info("the file of API keys was read again: %s", changed)
-
-
-def _mark(path: str) -> tuple[int, int, int] | None:
-    """A mark that differs when a file was written or replaced; None if it is not there."""
-    try:
-        stat = Path(path).stat()
-    except OSError:
-        return None
-    return stat.st_mtime_ns, stat.st_size, stat.st_ino

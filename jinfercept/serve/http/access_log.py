@@ -9,17 +9,23 @@ import logging
 import re
 import time
 import uuid
-from typing import Any, final
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, final
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from jinfercept.serve.access.key_limits import ServedState
 from jinfercept.serve.observe.log_lines import FIELDS, key_values
-from jinfercept.serve.observe.traces_choice import TRACE
-from jinfercept.serve.options import ServedState
 from jinfercept.serve.protocols.anthropic.dialect import REQUEST_ID, speaks_anthropic
 
+if TYPE_CHECKING:
+    from jinfercept.serve.observe.traces import RequestTrace
+
 log = logging.getLogger("jinfercept.serve")
+
+TRACE: "ContextVar[RequestTrace | None]" = ContextVar("jinfercept_trace", default=None)
+"""The trace of the HTTP request that the current task serves; None while traces are off, and if it generates nothing."""
 
 DETAILS = "jinfercept.details"
 """Key of a request's scope: a dict in which routes put further fields of its log line."""

@@ -21,8 +21,7 @@ _ALL = "*"
 class AllowedHosts:
     """Decides about values of the header `Host`. `localhost`, names below it and IP addresses are always allowed.
 
-    Args:
-        names: allowed names, `*.` before those whose subdomains are allowed; `*`: all.
+    `*.` before a name allows its subdomains, `*` all names.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -32,11 +31,7 @@ class AllowedHosts:
         self._suffixes = (".localhost", *(name[1:] for name in canonical if name.startswith("*.")))
 
     def allows(self, host: str) -> bool:
-        """Whether a request may name a host.
-
-        Args:
-            host: name or address, with or without a port.
-        """
+        """Whether a request may name a host, with or without a port."""
         if self._all:
             return True
         parts = _HOST.fullmatch(host)

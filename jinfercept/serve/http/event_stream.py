@@ -23,10 +23,9 @@ _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 @final
 class EventStream(Response):
-    """Sends the events of a generator. An exception in the generator becomes the last event.
+    """Sends the events of a generator, which is closed when the client disconnects. Its exception becomes the last event.
 
     Args:
-        events: encoded events; the generator is closed when the client disconnects.
         close: called at the end, even if the client disconnects before the first event is generated.
         keep_alive_s: seconds without an event after which `form.keep_alive` is sent, so that proxies keep the connection.
     """

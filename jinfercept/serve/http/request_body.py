@@ -9,7 +9,7 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
-from jinfercept.serve.options import ServedState
+from jinfercept.serve.access.key_limits import ServedState
 from jinfercept.serve.protocols.errors import ApiError
 
 _PIECE_BYTES = 2**16
@@ -18,12 +18,7 @@ _WINDOWS = {"gzip": 31, "x-gzip": 31, "deflate": zlib.MAX_WBITS}
 
 
 async def read_body(request: Request, max_bytes: int, timeout_s: float) -> bytes:
-    """The body of a request as it is sent.
-
-    Args:
-        request: its `receive` is called.
-        max_bytes: size of the largest body.
-        timeout_s: seconds until the whole body has to be there.
+    """The body of a request, whose `receive` is called.
 
     Raises:
         ApiError: 413 for a larger body, 408 for a slower one.
@@ -112,11 +107,7 @@ async def disconnected(receive: Receive) -> None:
 
 
 async def unless_disconnected[T](receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine, which is cancelled if the client closes the connection.
-
-    Raises:
-        ApiError: 499, the client has closed the connection.
-    """
+    """The result of a coroutine, which is cancelled if the client closes the connection: `ApiError` 499."""
     task, leaving = asyncio.ensure_future(work), asyncio.ensure_future(disconnected(receive))
     try:
         await asyncio.wait((task, leaving), return_when=asyncio.FIRST_COMPLETED)

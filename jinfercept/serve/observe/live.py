@@ -16,7 +16,7 @@ from fastapi.responses import Response
 
 from jinfercept.engine.meter.engine_stats import EngineStats
 from jinfercept.engine.meter.live_state import live_state
-from jinfercept.serve.observe.engine_snapshot import EngineSnapshot
+from jinfercept.serve.observe.metrics import EngineSnapshot
 from jinfercept.serve.protocols.encoding import EncodedReply
 from jinfercept.serve.routes.guarded_route import GuardedRoute
 from jinfercept.serve.service import Service

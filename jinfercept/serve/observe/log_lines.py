@@ -20,9 +20,7 @@ SOCKETS = "uvicorn.error.sockets"
 def begin_logging(log_format: str, replace: bool = False) -> None:
     """Log to standard error: level info and above of the server and uvicorn, warnings and above of other libraries.
 
-    Args:
-        log_format: `text` (key=value) or `json`.
-        replace: whether handlers that are there already are removed.
+    With `replace` handlers that are there already are removed.
     """
     handler = StderrHandler()
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())

@@ -3,16 +3,18 @@ requests and no name that a client chooses. A metric with the meaning of one of 
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import asdict
 from functools import partial
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, NamedTuple, final
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from fastapi.responses import Response
-from prometheus_client import exposition
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -20,22 +22,58 @@ from prometheus_client.metrics_core import (
     InfoMetricFamily,
     Metric,
 )
-from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.utils import floatToGoString
 
 from jinfercept.engine.meter.counts import Histogram, ToolCounts
 from jinfercept.engine.state import EngineState
 from jinfercept.kv.disk.store import DiskState
 from jinfercept.llm import LLM
-from jinfercept.serve.observe.engine_snapshot import EngineSnapshot, SnapshotValue
+from jinfercept.serve.protocols.errors import ApiError
 from jinfercept.serve.service import Service
+
+_TIMEOUT_S = 2.0
+"""Seconds to wait for the end of a step before the previous value is returned."""
+
+
+class SnapshotValue[T](NamedTuple):
+    """A value of the engine, and the monotonic time at which it was read."""
+
+    seen: T
+    at_s: float
+
+
+@final
+class EngineSnapshot[T]:
+    """The last answer to one question about an engine, which comes between two of its steps.
+
+    An answer is given again for `fresh_s` seconds.
+    """
+
+    def __init__(self, ask: Callable[[], Future[T]], fresh_s: float = 0.0) -> None:
+        self._ask, self._fresh_s = ask, fresh_s
+        self._reading: asyncio.Future[Any] | None = None
+        self._last: SnapshotValue[T] | None = None
+
+    async def look(self) -> SnapshotValue[T]:
+        """The current value, or the last one if a step takes longer than `_TIMEOUT_S`. Raises `ApiError` 503 without any."""
+        last = self._last
+        if last is not None and time.monotonic() - last.at_s < self._fresh_s:
+            return last
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.wrap_future(self._ask())
+        question = self._reading
+        await asyncio.wait([question], timeout=_TIMEOUT_S)
+        if question.done():
+            self._last = SnapshotValue(question.result(), time.monotonic())
+        if self._last is None:
+            raise ApiError(503, "the engine is busy with a long step", code="busy", headers={"Retry-After": "1"})
+        return self._last
 
 
 class MetricFamilies(NamedTuple):
     """Makes metric families of one value, or of several by the values of further labels: a tuple for several labels.
 
-    Attributes:
-        model: value of the label `model_name`.
+    `model` is the value of the label `model_name`.
     """
 
     model: str
@@ -349,24 +387,21 @@ def _tools(tools: Mapping[str, ToolCounts], make: MetricFamilies) -> list[Metric
 
 
 @final
-class MetricsPages:
-    """The pages of metrics by their format, each encoded once a second at most."""
+class MetricsPage:
+    """The page of metrics, encoded once a second at most."""
 
     def __init__(self, collected: Callable[[], Awaitable[list[Metric]]]) -> None:
         self._collected, self._lock = collected, asyncio.Lock()
-        self._pages: dict[ModuleType, tuple[bytes, float]] = {}  # and when they were encoded, on the monotonic clock
+        self._page, self._encoded_s = b"", -math.inf  # on the monotonic clock
 
-    async def page(self, request: Request) -> Response:
-        """The page as OpenMetrics for clients that accept it, otherwise as text 0.0.4."""
-        form, kind = exposition, exposition.CONTENT_TYPE_PLAIN_0_0_4
-        if "application/openmetrics-text" in request.headers.get("accept", "").lower():
-            form, kind = openmetrics, openmetrics.CONTENT_TYPE_LATEST
+    async def response(self) -> Response:
         async with self._lock:  # one request encodes it for all that wait
-            if form not in self._pages or time.monotonic() - self._pages[form][1] >= _FRESH_S:
+            if time.monotonic() - self._encoded_s >= _FRESH_S:
                 metrics = await self._collected()
-                page = form.generate_latest(SimpleNamespace(collect=lambda: metrics))  # in place of a registry
-                self._pages[form] = page, time.monotonic()
-        return Response(self._pages[form][0], media_type=kind)
+                registry: Any = SimpleNamespace(collect=lambda: metrics)
+                self._page = generate_latest(registry)
+                self._encoded_s = time.monotonic()
+        return Response(self._page, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 def metrics_router(service: Service) -> APIRouter:
@@ -378,11 +413,11 @@ def metrics_router(service: Service) -> APIRouter:
     async def collected() -> list[Metric]:
         return collect(service, await window.look())
 
-    pages = MetricsPages(collected)
+    page = MetricsPage(collected)
 
     @router.get("/metrics", response_class=Response, responses={200: {"content": text}})
-    async def metrics(request: Request) -> Response:
+    async def metrics() -> Response:
         """Counts, times and pages, for Prometheus."""
-        return await pages.page(request)
+        return await page.response()
 
     return router

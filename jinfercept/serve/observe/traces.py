@@ -68,11 +68,7 @@ def open_tracing(endpoint: str) -> "Tracing":
 
 @final
 class Tracing:
-    """The traces of one server.
-
-    Attributes:
-        headers: W3C trace context for the tools of each engine request that is not over, by its id.
-    """
+    """The traces of one server. `headers` have the W3C trace context of each engine request that is not over, for its tools."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider
@@ -104,11 +100,7 @@ class RequestTrace:
 
     Args:
         operation: `gen_ai.operation.name`.
-        scope: of the request.
         details: fields of the request's log line; read when the span ends.
-
-    Attributes:
-        streams: of its submitted requests, which have their outputs at the end.
     """
 
     def __init__(self, tracing: Tracing, operation: str, route: str, scope: Scope, details: Mapping[str, Any]) -> None:
@@ -144,15 +136,10 @@ class RequestTrace:
         self._tracing.headers.update(dict.fromkeys([request.id for request in requests], headers))
 
     def hold(self) -> None:
-        """Add a holder: work that goes on behind the response."""
         self._holders += 1
 
     def release(self, status: int | None = None) -> None:
-        """Remove a holder; the last one ends the span.
-
-        Args:
-            status: of the response.
-        """
+        """Remove a holder; the last one ends the span. `status` is the response's."""
         self._status = status or self._status
         self._holders -= 1
         if self._holders:

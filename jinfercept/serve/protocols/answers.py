@@ -43,11 +43,6 @@ class ServerToolCalls:
         client_tools: names of the tools that the client runs; calls of all other tools are the server's, if it runs any.
         max_rounds: maximum rounds of calls that are run.
         max_len: maximum tokens of a sequence.
-        remember: called with a complete answer of several turns.
-        note: called with the calls that were run here.
-
-    Attributes:
-        client_tools: names of the tools that the client runs; all names if the server runs none.
     """
 
     def __init__(
@@ -155,12 +150,7 @@ def call_reports(completion: CompletionOutput) -> list[dict[str, Any]]:
 def round_reports(
     number: int, calls: Sequence[Call], results: Sequence[Result] = (), pause: Interception | None = None
 ) -> list[dict[str, Any]]:
-    """Reports on one round; calls without results are running.
-
-    Args:
-        results: of the calls, once they have ended.
-        pause: of the request, once it has ended.
-    """
+    """Reports on one round, of a request that has ended if `pause` is given; calls without results are running."""
     context = pause.context._asdict() if pause is not None and pause.context is not None else None
     still = "running" if pause is None else "not_run"
     return [
@@ -177,8 +167,6 @@ def round_reports(
 
 
 class _AllNames(Container[str]):
-    """Contains every name."""
-
     def __contains__(self, name: object) -> bool:
         return True
 
@@ -190,9 +178,6 @@ def _with_pause(completion: CompletionOutput, pause: Interception, messages: Seq
 @final
 class AnswerState:
     """One answer. The texts of its turns are one text each; calls of the server's tools are left out.
-
-    Args:
-        client_tools: names of the tools that the client runs.
 
     Attributes:
         num_rounds: rounds of calls that the server has run.
@@ -207,8 +192,10 @@ class AnswerState:
         self.running: tuple[Call, ...] = ()
 
     def take(self, event: Event) -> Event | None:
-        """The event as the client sees it, or None: with the blank line before the text of a later turn, and with the index
-        among the client's calls."""
+        """The event as the client sees it, or None.
+
+        It has the blank line before the text of a later turn, and the index among the client's calls.
+        """
         match event:
             case Content():
                 return Content(self._content.add(event.text))
@@ -235,11 +222,7 @@ class AnswerState:
 
 
 def merged_message(completion: CompletionOutput, client_tools: Container[str]) -> Message:
-    """The message that a client sees of a finished chat: the texts of all turns, and the calls of its own tools.
-
-    Args:
-        client_tools: names of the tools that the client runs.
-    """
+    """The message that a client sees of a finished chat: the texts of all turns, and the calls of its own tools."""
     state, content, calls = AnswerState(client_tools), list[str](), list[Message]()
     for event in pieces_of(completion):
         match state.take(event):
@@ -276,7 +259,6 @@ class _JoinedText:
         self._is_new_turn = True
 
     def add(self, text: str) -> str:
-        """A piece of text, with the blank line before it if it needs one."""
         if not text:
             return ""
         gap = self._is_new_turn and self._last and not self._last.isspace() and not text[0].isspace()
@@ -286,10 +268,9 @@ class _JoinedText:
 
 @final
 class UsageCount:
-    """Counts tokens while requests run.
+    """Counts tokens while requests of one body run; a prompt with forks counts once.
 
     Args:
-        requests: of one body; a prompt with forks counts once.
         details: fields of the log line; updated with the counts.
         silent: whether generated tokens are not counted, since the answer does not have them.
 
@@ -311,10 +292,7 @@ class UsageCount:
         self._completion += 0 if self._silent else tokens
 
     def add(self, output: RequestOutput) -> None:
-        """Count a finished request by its own totals, once.
-
-        The finish reason in the log is that of an aborted or failed request, if there is one.
-        """
+        """Count a finished request by its own totals, once. The log has the reason of an aborted or failed one, if any."""
         completion = output.outputs[0]
         self.num_running -= 1
         self._cached += output.num_cached_tokens if output.request_id in self._firsts else 0

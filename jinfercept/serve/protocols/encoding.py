@@ -19,7 +19,7 @@ DONE = b"data: [DONE]\n\n"
 
 @final
 class Lazy:
-    """An array of small items that are made while they are encoded. It can be encoded once."""
+    """An array of small items that are made while they are encoded, once."""
 
     def __init__(self, items: Iterable[Any]) -> None:
         self._items = items
@@ -82,8 +82,6 @@ def _is_long(value: Any) -> bool:
 
 @final
 class EncodedReply(JSONResponse):
-    """A JSON response that is encoded at once."""
-
     def render(self, content: Any) -> bytes:
         return encode(content)
 
@@ -113,12 +111,7 @@ def _chunk(parts: Iterator[bytes]) -> bytes:
 
 
 def encode_event(data: Mapping[str, Any], name: str = "") -> bytes:
-    """One event in the wire format.
-
-    Args:
-        data: encoded as JSON.
-        name: of the event; "": none.
-    """
+    """One event in the wire format; "" is no name."""
     encoded = b"data: " + encode(data) + b"\n\n"
     return f"event: {name}\n".encode() + encoded if name else encoded
 
@@ -135,8 +128,6 @@ class StreamFormat(NamedTuple):
     Attributes:
         keep_alive: sent while there are no events.
         failed: encodes the end of a stream that fails.
-        event: encodes an event.
-        end: sent behind the last event.
     """
 
     keep_alive: bytes

@@ -26,7 +26,6 @@ class ApiError(HTTPException):
     """An error response.
 
     Args:
-        status: HTTP status.
         message: for people.
         param: the wrong field of the body, `messages[0].content` for example.
         code: for programs, as OpenAI defines them.
@@ -51,7 +50,6 @@ class ApiError(HTTPException):
 
     @classmethod
     def bad(cls, message: str, param: str | None = None, code: str | None = None) -> "ApiError":
-        """Status 400, for a mistake of the client."""
         return cls(400, message, param=param, code=code)
 
     @classmethod
@@ -66,7 +64,6 @@ class ApiError(HTTPException):
 
     @property
     def body(self) -> dict[str, Any]:
-        """The body of the response, `{"error": {…}}`."""
         default = "server_error" if self.status_code >= 500 else "invalid_request_error"
         kind = _TYPES.get(self.status_code, default)
         return {"error": {"message": self.detail, "type": kind, "param": self.param, "code": self.code}}
@@ -74,11 +71,7 @@ class ApiError(HTTPException):
 
 @contextmanager
 def about(param: str | Callable[[JinferceptError], str | None] | None = None) -> Iterator[None]:
-    """Raises status 400 for an error that another room raises about the request.
-
-    Args:
-        param: the wrong field of the body, or a function that tells it by the error.
-    """
+    """Raises status 400 for an error that another room raises about the field `param`, which may be a function of the error."""
     try:
         yield
     except JinferceptError as error:
@@ -97,11 +90,7 @@ def renamed(fields: Mapping[str | None, str]) -> Iterator[None]:
 
 
 def invalid_body(problems: Sequence[Any]) -> ApiError:
-    """Status 400 for one of several validation errors: the deepest one that is not about the type of a union's branch.
-
-    Args:
-        problems: pydantic's error dicts, their `loc` without "body".
-    """
+    """Status 400 for the deepest of several validation errors of pydantic that is not about the type of a union's branch."""
 
     def likely(problem: Any) -> tuple[bool, int]:
         return not problem["type"].endswith("_type"), len(problem["loc"])
@@ -121,7 +110,6 @@ def shutting_down() -> ApiError:
 
 
 def aborted() -> ApiError:
-    """Status 503, for what a server does not finish."""
     return ApiError(503, "the server aborted the request; fix: send it again", code="aborted")
 
 
@@ -132,8 +120,10 @@ def overloaded() -> ApiError:
 
 
 def check_finish(output: RequestOutput) -> None:
-    """Raise `ApiError` for the output of an aborted or failed request: 503, 500, or 400 if its grammar failed; 429 if it has
-    waited too long at the door."""
+    """Raise `ApiError` for an output of an aborted or failed request.
+
+    The status is 503, 500, 400 if its grammar failed, or 429 if it has waited too long at the door.
+    """
     for completion in output.outputs:
         if completion.finish_reason == "abort":
             too_late = output.metrics.door_s > MOST_DOOR_S and not completion.num_generated

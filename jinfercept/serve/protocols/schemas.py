@@ -137,7 +137,6 @@ class AsyncCallOptions(Body):
         calls: when a call runs: "async", the default: at once, while the model goes on; "parallel": with the others, and the
             model waits for them; "sync": the model waits for each.
         on_end: what the end of the text does while calls are pending: it waits for them, the default, or cancels them.
-        max_pending: limit of one request's pending calls; by default as many as the server allows.
         reasoning: marks of reasoning, in which no call is found; "none": the model writes none. Of text completions.
     """
 
@@ -155,7 +154,6 @@ class SessionHints(Body):
         priority: smaller ones are served first.
         release: no follow-up request comes, so the context is not retained.
         server_tools: tools of the server that the model is offered: all, or those named.
-        async_calls: the model goes on while calls of the server's tools run.
     """
 
     session_id: SessionId | None = None
@@ -168,7 +166,6 @@ class SessionHints(Body):
 
     @property
     def wants_server_tools(self) -> bool:
-        """Whether the body requests tools of the server."""
         return self.server_tools not in (None, False)
 
 
@@ -296,8 +293,10 @@ _MOST_UNKNOWN = 256
 
 
 def check_extras(body: Extensions) -> None:
-    """Raise 400 for an unsupported field that the schema of a body does not have, and for an unknown one in the object
-    `jinfercept`. Other unknown fields are ignored."""
+    """Raise 400 for an unsupported field that the schema of a body does not have, and for an unknown one in `jinfercept`.
+
+    Other unknown fields are ignored.
+    """
     if body.jinfercept is not None:
         _check_names(body.jinfercept, "jinfercept")
         if body.jinfercept.async_calls is not None:
@@ -310,7 +309,6 @@ def check_extras(body: Extensions) -> None:
 
 
 def _check_names(part: Body, field: str) -> None:
-    """Raise 400 for a name that an object of ours does not have."""
     for name in part.model_extra or ():
         names = list(type(part).model_fields)
         message = f"{field} has no {name[:80]!r}{nearest(name[:80], names)}; it has {', '.join(names)}"

@@ -54,14 +54,7 @@ async def create_chat_completion(body: ChatBody, request: Request) -> Response:
 
 
 def make_chat(service: Service, body: ChatBody, hints: RequestHints, name: str) -> list[EngineRequest]:
-    """The requests of a body. Slow: renders, tokenises, compiles grammars.
-
-    Args:
-        name: id of the first request.
-
-    Raises:
-        ApiError: 400.
-    """
+    """The requests of a body, the first named `name`. Slow: renders, tokenises, compiles grammars. Raises `ApiError` 400."""
     requests = rendered_chat(service, body, hints, name)
     check_requests(service, requests, "messages")
     report = ("top_logprobs" if body.top_logprobs else "logprobs", _logprobs(body))
@@ -147,11 +140,7 @@ def _with_allowed_tools(
 
 
 def field_of_chat(error: JinferceptError, tools: bool) -> str:
-    """The field of a body that an error of a chat is about.
-
-    Args:
-        tools: whether the body has tools.
-    """
+    """The field of a body, with tools or without, that an error of a chat is about."""
     field = "tools" if tools and "tool" in error.what else "messages"
     return next((name for name in _OPTIONS if error.what.startswith(name)), field)
 

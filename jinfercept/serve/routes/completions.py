@@ -11,8 +11,12 @@ from jinfercept.chat.call_markup import AsyncCalls
 from jinfercept.request import Request as EngineRequest
 from jinfercept.serve.http.access_log import DETAILS
 from jinfercept.serve.protocols.errors import ApiError, about
-from jinfercept.serve.protocols.openai.completion_answer import CompletionAnswer, TokensAnswer
-from jinfercept.serve.protocols.openai.completion_schemas import CompletionBody, TokensBody
+from jinfercept.serve.protocols.openai.completion_answer import (
+    CompletionAnswer,
+    CompletionBody,
+    TokensAnswer,
+    TokensBody,
+)
 from jinfercept.serve.protocols.openai.logprobs import check_report
 from jinfercept.serve.routes.engine_requests import (
     RequestHints,
@@ -64,14 +68,9 @@ async def _completed(body: CompletionBody, request: Request, form: type[Completi
 def make_completions(
     service: Service, body: CompletionBody, hints: RequestHints, name: str, calls: AsyncCalls | None
 ) -> list[EngineRequest]:
-    """The requests of a body. Slow: tokenises, compiles grammars.
+    """The requests of a body, whose ids begin with `name`. Slow: tokenises, compiles grammars. Raises `ApiError` 400.
 
-    Args:
-        name: prefix of their ids.
-        calls: how they call the server's tools in markup; None: not.
-
-    Raises:
-        ApiError: 400.
+    `calls` says how they call the server's tools in markup; None: not.
     """
     if body.echo and body.stream and body.logprobs is not None:
         raise ApiError.bad("echo with logprobs cannot be streamed; fix: stream false", "echo", "unsupported_parameter")

@@ -16,7 +16,7 @@ from jinfercept.serve.protocols.openai.response_schemas import InputItem, OtherI
 from jinfercept.serve.protocols.schemas import FIRST_ERROR, Body
 from jinfercept.serve.routes.guarded_route import GuardedRoute
 from jinfercept.serve.service import service_of, tenant_of
-from jinfercept.serve.state import conversations
+from jinfercept.serve.state import entries as stored
 
 router = APIRouter(route_class=GuardedRoute, tags=["OpenAI"])
 
@@ -60,26 +60,26 @@ async def create_conversation(request: Request, body: NewConversationBody | None
     metadata = body.metadata or {} if body else {}
     check_metadata(metadata)
     items = await _read(request, body.items or [] if body else [])
-    return EncodedReply(await _run(request, conversations.create, int(time.time()), metadata, items))
+    return EncodedReply(await _run(request, stored.create_conversation, int(time.time()), metadata, items))
 
 
 @router.get("/v1/conversations/{conversation_id}")
 async def get_conversation(conversation_id: str, request: Request) -> Response:
     """A conversation without its items."""
-    return EncodedReply(await _run(request, conversations.read, conversation_id, writes=False))
+    return EncodedReply(await _run(request, stored.read_conversation, conversation_id, writes=False))
 
 
 @router.post("/v1/conversations/{conversation_id}")
 async def update_conversation(conversation_id: str, body: MetadataBody, request: Request) -> Response:
     """Replace the metadata of a conversation."""
     check_metadata(body.metadata)
-    return EncodedReply(await _run(request, conversations.change_metadata, conversation_id, body.metadata))
+    return EncodedReply(await _run(request, stored.change_metadata, conversation_id, body.metadata))
 
 
 @router.delete("/v1/conversations/{conversation_id}")
 async def delete_conversation(conversation_id: str, request: Request) -> Response:
     """Delete a conversation and its items. Its responses remain."""
-    await _run(request, conversations.delete, conversation_id)
+    await _run(request, stored.delete_conversation, conversation_id)
     return EncodedReply({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
 
 
@@ -88,21 +88,21 @@ async def create_items(conversation_id: str, body: NewItemsBody, request: Reques
     """Add items to the end of a conversation."""
     items = await _read(request, body.items)
     service_of(request).state.check_unlocked(conversation_id, tenant_of(request))
-    await _run(request, conversations.add_items, conversation_id, items)
+    await _run(request, stored.add_items, conversation_id, items)
     return await service_of(request).prepare(request, lambda: item_page(items, PageQuery(limit=100, order="asc")))
 
 
 @router.get("/v1/conversations/{conversation_id}/items")
 async def list_items(conversation_id: str, request: Request, page: Annotated[PageQuery, Query()]) -> Response:
     """A page of the items of a conversation. A page has fewer items than `limit` if they are long."""
-    items = await _run(request, conversations.list_items, conversation_id, writes=False)
+    items = await _run(request, stored.conversation_items, conversation_id, writes=False)
     return await service_of(request).prepare(request, lambda: item_page(items, page))
 
 
 @router.get("/v1/conversations/{conversation_id}/items/{item_id}")
 async def get_item(conversation_id: str, item_id: str, request: Request) -> Response:
     """An item of a conversation."""
-    document = await _run(request, conversations.read_item, conversation_id, item_id, writes=False)
+    document = await _run(request, stored.conversation_item, conversation_id, item_id, writes=False)
     return Response(document, media_type="application/json")
 
 
@@ -110,7 +110,7 @@ async def get_item(conversation_id: str, item_id: str, request: Request) -> Resp
 async def delete_item(conversation_id: str, item_id: str, request: Request) -> Response:
     """Delete an item of a conversation; returns the conversation."""
     service_of(request).state.check_unlocked(conversation_id, tenant_of(request))
-    return EncodedReply(await _run(request, conversations.delete_item, conversation_id, item_id))
+    return EncodedReply(await _run(request, stored.delete_conversation_item, conversation_id, item_id))
 
 
 async def _read(request: Request, inputs: Sequence[InputItem]) -> list[Item]:

@@ -18,9 +18,9 @@ from jinfercept.outputs import RequestOutput
 from jinfercept.request import Adapter, FollowUp, Request
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.serve.access.keys import isolation
+from jinfercept.serve.http.access_log import TRACE
 from jinfercept.serve.http.event_stream import EventStream
 from jinfercept.serve.http.request_body import unless_disconnected
-from jinfercept.serve.observe.traces_choice import TRACE
 from jinfercept.serve.protocols.answers import ServerToolCalls, UsageCount
 from jinfercept.serve.protocols.encoding import OPENAI, EncodedReply, LargeReply, StreamFormat
 from jinfercept.serve.protocols.errors import ApiError, about, check_finish
@@ -103,10 +103,10 @@ def with_hints(requests: Sequence[Request], hints: RequestHints) -> list[Request
 
 
 def async_calls(service: Service, body: Extensions, tenant: str) -> AsyncCalls | None:
-    """How a body's calls run while its requests go on, within the limits of the server; None if it does not say so.
+    """How a body's calls run while its requests go on; None if it does not say so.
 
     Raises:
-        ApiError: 400, for a limit above the server's, marks of reasoning that are not known, and a body without server tools.
+        ApiError: 400 for a limit above the server's, unknown marks of reasoning, and a body without server tools.
     """
     extension = body.jinfercept
     if extension is None or extension.async_calls is None:
@@ -135,9 +135,8 @@ def sampling_params(
     """The sampling parameters of a body. Structured outputs are compiled, so that mistakes in them are found here.
 
     Args:
-        max_tokens: maximum tokens to generate; None: the default of the checkpoint, or up to the length of a sequence.
+        max_tokens: None: the default of the checkpoint, or up to the length of a sequence.
         logprobs: number of most likely tokens to report for each; None: no report.
-        service: has the vocabulary and the grammar compiler.
 
     Raises:
         ApiError: 400, with the field.
@@ -171,7 +170,6 @@ def sampling_params(
 
 
 def _structured(body: SamplingBody) -> tuple[str, dict[str, Any]] | None:
-    """The field that defines the form of the answer, with the keywords of `StructuredOutputsParams`; None without one."""
     keywords = None if body.response_format is None else _of_format(body.response_format)
     if body.structured_outputs is None:
         return None if keywords is None else ("response_format", keywords)
@@ -206,7 +204,6 @@ def _supported(outputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _field_of(error: JinferceptError) -> str | None:
-    """The field with which the message of an error of `SamplingParams` begins; None if there is none."""
     if error.what.startswith("greedy outputs"):
         return "n"
     first = error.what.split(maxsplit=1)[0]
@@ -222,7 +219,6 @@ def check_requests(service: Service, requests: Sequence[Request], param: str) ->
 
 
 def check_length(service: Service, num_tokens: int, param: str) -> None:
-    """Raise 400 for a number of prompt tokens that leaves no room for an answer."""
     if num_tokens >= service.max_model_len:
         message = (
             f"the prompt leaves no room for an answer; got {num_tokens} tokens of at most {service.max_model_len}; fix: "
@@ -261,9 +257,6 @@ async def answered(
     form: StreamFormat = OPENAI,
 ) -> Response:
     """The HTTP response to a body, whose requests are submitted here. They are aborted if the client disconnects.
-
-    Args:
-        stream: whether the body requests server-sent events.
 
     Raises:
         ApiError: 499 if the client disconnects, 503 if the server aborts a request, 500 if the engine fails one.

@@ -9,9 +9,8 @@ from pydantic_core import from_json
 from starlette.requests import Request
 from starlette.responses import Response
 
-from jinfercept.serve.http.access_log import DETAILS
+from jinfercept.serve.http.access_log import DETAILS, TRACE
 from jinfercept.serve.http.request_body import whole_body
-from jinfercept.serve.observe.traces_choice import TRACE
 from jinfercept.serve.protocols.anthropic.dialect import authorizations
 from jinfercept.serve.protocols.encoding import encode
 from jinfercept.serve.protocols.errors import ApiError, invalid_body
@@ -34,7 +33,7 @@ _OPERATIONS = {
 
 
 FRAME = "jinfercept.frame"
-"""Key of a request's scope: id of the WebSocket, if its body is a frame, which has fields of its own and always streams."""
+"""Key of a request's scope: whether its body is a frame of a WebSocket, which has fields of its own and always streams."""
 
 
 def parsed(body: bytes) -> Any:

@@ -1,4 +1,4 @@
-"""`/v1/models`: the names of the served model and of its adapters, as OpenAI's and as Anthropic's clients read them."""
+"""`/v1/models` as OpenAI's and as Anthropic's clients read it, and `/health`, `/ready` and `/version` for monitors."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -7,8 +7,10 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from jinfercept.serve.protocols.anthropic.dialect import speaks_anthropic
+from jinfercept.serve.protocols.errors import ApiError, shutting_down
 from jinfercept.serve.routes.guarded_route import GuardedRoute
 from jinfercept.serve.service import Service, service_of
+from jinfercept.version import __version__
 
 router = APIRouter(route_class=GuardedRoute, tags=["OpenAI"])
 
@@ -44,3 +46,29 @@ def _info(service: Service, name: str) -> dict[str, Any]:
     created, most = datetime.fromtimestamp(service.created, UTC).isoformat(), service.max_model_len
     info = {"id": name, "type": "model", "display_name": name, "created_at": created, "lifecycle": "active"}
     return info | {"max_input_tokens": most, "max_tokens": most}
+
+
+health_router = APIRouter(tags=["operations"])
+
+
+@health_router.get("/health")
+async def health(request: Request) -> dict[str, str]:
+    """Whether the engine runs or sleeps; status 503 after a failure from which the engine cannot recover."""
+    llm = service_of(request).llm
+    if (failure := llm.engine.failure) is not None:
+        raise ApiError(503, f"the engine failed: {failure}", code="engine_error")
+    return {"status": "sleeping" if llm.is_sleeping else "ok"}
+
+
+@health_router.get("/ready")
+async def ready(request: Request) -> dict[str, str]:
+    """Whether the server accepts requests: 503 while it shuts down."""
+    if service_of(request).draining:
+        raise shutting_down()
+    return {"status": "ready"}
+
+
+@health_router.get("/version")
+async def version() -> dict[str, str]:
+    """The version of jinfercept."""
+    return {"version": __version__}

@@ -66,12 +66,7 @@ async def unload_adapter(body: UnloadAdapter, request: Request) -> PlainTextResp
 
 
 def confined(folder: Path, path: str, field: str, flag: str) -> Path:
-    """A directory in the folder, links followed. Raises 400 for any other; whether that exists remains unsaid.
-
-    Args:
-        path: as the field of the body has it.
-        flag: that names the folder.
-    """
+    """A directory in the folder that `flag` names, links followed. Raises 400 for any other, whether it exists or not."""
     root = folder.resolve()
     try:
         directory = (root / path).resolve()
@@ -85,7 +80,7 @@ def confined(folder: Path, path: str, field: str, flag: str) -> Path:
 
 
 def operators_service(request: Request) -> Service:
-    """The service that a request of an operator was sent to. Raises 403 for a key that is no operator's."""
+    """The service of an operator's request. Raises 403 for a key that is no operator's."""
     service = service_of(request)
     service.keys.check_operator(tenant_of(request))
     return service

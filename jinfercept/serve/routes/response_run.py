@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from jinfercept.engine.streaming import AsyncStream
 from jinfercept.events import Finished
-from jinfercept.serve.observe.traces_choice import TRACE
+from jinfercept.serve.http.access_log import TRACE
 from jinfercept.serve.protocols.encoding import EncodedReply, LargeReply, Lazy, encode_event, encode_long_event
 from jinfercept.serve.protocols.errors import ApiError
 from jinfercept.serve.protocols.openai.logprobs import SMALL_ENTRIES, num_reported
@@ -36,12 +36,7 @@ _MOST_JOINED = 256
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A response and what generates it.
-
-    Attributes:
-        stream: events of the request, with the transcript of its chat.
-        stored: the response, with its input.
-    """
+    """A response and what generates it. The events of `stream` have the transcript of its chat."""
 
     service: Service
     stream: AsyncStream
@@ -81,11 +76,7 @@ async def write(generation: Generation) -> AsyncGenerator[bytes]:
 
 
 async def written(generation: Generation) -> None:
-    """Generate a response to its end.
-
-    Raises:
-        ApiError: the response failed.
-    """
+    """Generate a response to its end. Raises `ApiError` if it failed."""
     writer, events = generation.writer, write(generation)
     try:
         async for _ in events:

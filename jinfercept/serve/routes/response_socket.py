@@ -6,7 +6,6 @@ same checks, limits, log lines and traces. The events of the answer are frames.
 
 import asyncio
 import json
-import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, final
@@ -18,16 +17,14 @@ from starlette.types import Message, Scope
 from starlette.websockets import WebSocket, WebSocketDisconnect
 from websockets.frames import CloseCode
 
-from jinfercept.sched.tenants import ExpiringEntries
 from jinfercept.serve.http.access_log import DETAILS
-from jinfercept.serve.options import ServedState
 from jinfercept.serve.protocols.anthropic.dialect import authorizations
 from jinfercept.serve.protocols.encoding import encode
 from jinfercept.serve.protocols.errors import ApiError, shutting_down
 from jinfercept.serve.routes.guarded_route import FRAME, SMALL_BYTES, parsed
 from jinfercept.serve.routes.response_run import MEMORY
-from jinfercept.serve.service import KEY, service_of
-from jinfercept.serve.state.store import SocketMemory, StoredResponse
+from jinfercept.serve.service import KEY, Service, service_of
+from jinfercept.serve.state.store import SocketMemory
 
 router = APIRouter()
 
@@ -43,43 +40,25 @@ _OWN_HEADERS = (b"connection", b"content-encoding", b"content-type", b"sec-webso
 async def create_responses(socket: WebSocket) -> None:
     """Create responses over a WebSocket. A handshake that is refused has the answer of a request over HTTP."""
     service = service_of(socket)
-    await run_socket(socket, service, service.state.last)
-
-
-async def run_socket(socket: WebSocket, host: ServedState, last: ExpiringEntries[StoredResponse] | None = None) -> None:
-    """Answer the requests of a connection until it is closed. Raises `ApiError` for a handshake that is refused.
-
-    Args:
-        last: keeps responses that are not stored; None: the replicas that answer do.
-    """
-    tenant = host.keys.check(*authorizations(socket.scope))
-    socket.scope[DETAILS] |= {"key": host.keys.name(tenant)} if tenant else {}
-    if host.draining:
+    tenant = service.keys.check(*authorizations(socket.scope))
+    socket.scope[DETAILS] |= {"key": service.keys.name(tenant)} if tenant else {}
+    if service.draining:
         raise shutting_down()
-    connection = _Connection(socket, host, tenant, last)
-    host.sockets.open(tenant, connection.drain)
+    connection = _Connection(socket, service, tenant)
+    service.sockets.open(tenant, connection.drain)
     try:
         await connection.run()
     finally:
-        host.sockets.close(connection.drain)
+        service.sockets.close(connection.drain)
 
 
 @final
 class _Connection:
-    """An open WebSocket.
+    """An open WebSocket. Its requests are answered one after another."""
 
-    Its requests are answered one after another.
-
-    Args:
-        tenant: that opened it.
-    """
-
-    def __init__(
-        self, socket: WebSocket, host: ServedState, tenant: str, last: ExpiringEntries[StoredResponse] | None
-    ) -> None:
-        self._socket, self._host, self._tenant = socket, host, tenant
-        self._memory = None if last is None else SocketMemory(last)
-        self._id = uuid.uuid4().hex
+    def __init__(self, socket: WebSocket, service: Service, tenant: str) -> None:
+        self._socket, self._service, self._tenant = socket, service, tenant
+        self._memory = SocketMemory(service.state.last)
         self._requests: dict[asyncio.Task[None], int] = {}  # that run or wait, with the bytes of their frames
         self._turn = asyncio.Lock()
         self._gone = asyncio.Event()
@@ -97,8 +76,7 @@ class _Connection:
                 self._closing.cancel()
             if self._requests:
                 await asyncio.wait(self._requests)
-            if self._memory is not None:
-                self._memory.close()
+            self._memory.close()
 
     def drain(self) -> None:
 
@@ -119,7 +97,7 @@ class _Connection:
                 raise ApiError.bad("a frame is JSON text; got bytes", code="invalid_json")
             if await self._read(frame := text.encode()) == "response.processed":  # Codex says what it has read
                 return
-            waiting, most_bytes = len(self._requests), self._host.options.max_body_size
+            waiting, most_bytes = len(self._requests), self._service.options.max_body_size
             if waiting >= _MOST_REQUESTS or (waiting and sum(self._requests.values()) + len(frame) > most_bytes):
                 reason = f"{waiting} requests of this connection run or wait; fix: wait for one to end"
                 raise ApiError(429, reason, code="queue_full", headers={"Retry-After": "1"})
@@ -135,11 +113,11 @@ class _Connection:
         if len(frame) <= SMALL_BYTES:
             return _read_event(frame)
         request = Request(self._scope({KEY: self._tenant}), self._left)
-        return await self._host.prepare(request, lambda: _read_event(frame), num_bytes=len(frame))
+        return await self._service.prepare(request, lambda: _read_event(frame), num_bytes=len(frame))
 
     async def _answer(self, frame: bytes) -> None:
         """Have the application answer a request, behind those before it."""
-        scope = self._scope({FRAME: self._id, MEMORY: self._memory})
+        scope = self._scope({FRAME: True, MEMORY: self._memory})
         body: list[Message] = [{"type": "http.request", "body": frame}]
         status, retry = 0, None
 

@@ -224,10 +224,7 @@ async def cancel_response(response_id: str, request: Request) -> Response:
 
 @router.get("/v1/responses/{response_id}/input_items")
 async def list_input_items(response_id: str, request: Request, page: Annotated[PageQuery, Query()]) -> Response:
-    """A page of the items of the conversation that a response answers, without instructions.
-
-    A page has fewer items than `limit` if they are long.
-    """
+    """A page of the items of the conversation that a response answers. It has fewer items than `limit` if they are long."""
     service = service_of(request)
     stored = await service.state.find(response_id, tenant_of(request), whole=True)
     return await service.prepare(request, lambda: item_page([*stored.before, *stored.inputs], page))
@@ -240,11 +237,7 @@ async def _stored(request: Request, response_id: str) -> StoredResponse:
 async def _previous(
     service: Service, body: ResponsesBody | InputTokensBody, tenant: str, memory: SocketMemory | None = None
 ) -> StoredResponse | None:
-    """The response that a body continues, loaded with its conversation. Raises 404 and 400, also for too many items.
-
-    Args:
-        memory: of the WebSocket, with responses that are not stored.
-    """
+    """The response that a body continues, loaded with its conversation. Raises 404 and 400, also for too many items."""
     if (previous_id := body.previous_response_id) is None:
         check_length(len(body.input), 0)
         return None
@@ -269,17 +262,11 @@ async def _previous(
 
 
 def _num_bytes(previous: StoredResponse | None) -> int:
-    """Bytes of the conversation that a body continues, about."""
     usage = previous.response["usage"] if previous is not None else None
     return _CHARS_PER_TOKEN * usage["total_tokens"] if usage else 0
 
 
 def _new_response(name: str, model: str, body: ResponsesBody, defaults: SamplingParams) -> dict[str, Any]:
-    """The object of a response before any output.
-
-    Args:
-        defaults: sampling parameters where the body does not say otherwise.
-    """
     form, reasoning, chosen = body.text and body.text.format, body.reasoning, body.tool_choice
     return {
         "id": name,

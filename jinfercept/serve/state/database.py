@@ -16,9 +16,9 @@ from sqlalchemy import URL, Connection, Engine, StaticPool, create_engine, event
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 
 from jinfercept.errors import ConfigError
+from jinfercept.serve.access.key_limits import RETRY_S
 from jinfercept.serve.protocols.errors import ApiError
 from jinfercept.serve.state.entries import ENTRIES, TABLES, Entries, StateLimits
-from jinfercept.serve.state.tenant_pool import RETRY_S
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,6 @@ class StateDatabase:
         """The result of work in one transaction, which is committed when this returns.
 
         Args:
-            work: may be run once only.
             writes: whether it writes; else it need not wait for those that do.
 
         Raises:
@@ -123,7 +122,6 @@ class StateDatabase:
 
 
 def unavailable() -> ApiError:
-    """Status 503, for a request whose state cannot be read or written."""
     message = "the database of the stored state does not answer: retry, or send store: false"
     return ApiError(503, message, code="state_unavailable", headers={"Retry-After": f"{RETRY_S}"})
 

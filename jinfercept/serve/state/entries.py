@@ -1,12 +1,13 @@
 """The two tables of the stored state, and what is done with their rows within one transaction.
 
-An entry is a response or a conversation; an item belongs to an entry. Documents are JSON. Every query for a client names the
-tenant. Knows no threads, and not what a response is.
+An entry is a response or a conversation; an item belongs to an entry. Every query for a client names the tenant. Functions
+about a conversation raise 404 for an id that is not there.
 """
 
 import hashlib
 import json
 import re
+import uuid
 from collections.abc import Collection, Mapping, Sequence
 from itertools import batched
 from typing import Any, NamedTuple, final
@@ -37,7 +38,7 @@ from sqlalchemy import (
 from jinfercept.sched.tenants import UNLIMITED
 from jinfercept.serve.protocols.encoding import encode
 from jinfercept.serve.protocols.errors import ApiError
-from jinfercept.serve.protocols.openai.response_items import Item
+from jinfercept.serve.protocols.openai.response_items import Item, check_length
 
 TABLES = MetaData()
 _ID = String(64)
@@ -91,12 +92,7 @@ class OwnItems(NamedTuple):
 
 @final
 class Entries:
-    """The rows within one transaction.
-
-    Args:
-        now_s: seconds since 1970.
-        ttl_s: seconds until an entry expires, since its last change.
-    """
+    """The rows within one transaction. An entry expires `ttl_s` seconds after its last change."""
 
     def __init__(self, connection: Connection, now_s: float, ttl_s: float) -> None:
         self._rows, self._now_s, self._ttl_s = connection, now_s, ttl_s
@@ -125,7 +121,6 @@ class Entries:
         return self._rows.execute(select(ENTRIES).join(links, links.c.id == _E.id).order_by(links.c.link)).all()
 
     def items_of(self, owners: Collection[str]) -> dict[str, OwnItems]:
-        """The items of entries, by the entries' ids."""
         items = {owner: OwnItems([], []) for owner in owners}
         for some in batched(owners, _AT_ONCE):
             query = select(_I.owner, _I.place, _I.document).where(_I.owner.in_(some)).order_by(_I.owner, _I.place)
@@ -175,10 +170,7 @@ class Entries:
         first: int = 0,
         previous: str | None = None,
     ) -> None:
-        """Insert an entry with items.
-
-        Args:
-            first: place of the first item.
+        """Insert an entry with items, the first one at the place `first`.
 
         Raises:
             IntegrityError: the response that it continues is gone.
@@ -204,7 +196,6 @@ class Entries:
         self._rows.execute(delete(ENTRIES).where(*mine, ~_is_continued()))
 
     def delete_items(self, entry: Row[Any], item_id: str) -> None:
-        """Delete the items of an entry that have an id."""
         mine = _I.owner == entry.id, _I.name == digest(item_id)
         size = select(func.coalesce(func.sum(func.length(_I.document) + _ITEM_BYTES), 0)).where(*mine)
         freed = int(self._rows.scalar(size) or 0)
@@ -289,10 +280,100 @@ def check_loaded(num_bytes: int, param: str) -> None:
 
 
 def digest(text: str) -> str:
-    """SHA-256 of an id in hexadecimal digits."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _is_continued() -> ColumnElement[bool]:
     later = ENTRIES.alias()
     return exists().where(later.c.previous == _E.id)
+
+
+def create_conversation(
+    entries: Entries, tenant: str, created_at: int, metadata: Mapping[str, str], items: Sequence[Item]
+) -> dict[str, Any]:
+    conversation_id = f"conv_{uuid.uuid4().hex}"
+    body = {"created_at": created_at, "metadata": metadata, "last_response_id": None}
+    entries.insert(conversation_id, tenant, body, items)
+    return _shown(conversation_id, body)
+
+
+def read_conversation(entries: Entries, tenant: str, conversation_id: str) -> dict[str, Any]:
+    return _shown(conversation_id, json.loads(_find(entries, tenant, conversation_id).document))
+
+
+def change_metadata(entries: Entries, tenant: str, conversation_id: str, metadata: Mapping[str, str]) -> dict[str, Any]:
+    return _changed(entries, _find(entries, tenant, conversation_id, lock=True), metadata=metadata)
+
+
+def delete_conversation(entries: Entries, tenant: str, conversation_id: str) -> None:
+    """Delete a conversation and its items. Its responses remain."""
+    entries.delete(_find(entries, tenant, conversation_id, lock=True).id, tenant)
+
+
+def conversation_items(entries: Entries, tenant: str, conversation_id: str) -> Sequence[Item]:
+    entry = _find(entries, tenant, conversation_id)
+    check_loaded(entry.num_bytes, "conversation")
+    return entries.items_of([entry.id])[entry.id].outputs
+
+
+def conversation_item(entries: Entries, tenant: str, conversation_id: str, item_id: str) -> bytes:
+    return _item(entries, _find(entries, tenant, conversation_id), item_id)
+
+
+def add_items(entries: Entries, tenant: str, conversation_id: str, items: Sequence[Item]) -> None:
+    """Add items to the end of a conversation. Raises 400 if it would have too many."""
+    entry = _find(entries, tenant, conversation_id, lock=True)
+    check_length(len(items), entries.extent(entry.id)[0], "items")
+    _changed(entries, entry, items)
+
+
+def delete_conversation_item(entries: Entries, tenant: str, conversation_id: str, item_id: str) -> dict[str, Any]:
+    """Delete an item; returns the object of the conversation."""
+    entry = _find(entries, tenant, conversation_id, lock=True)
+    _item(entries, entry, item_id)
+    entries.delete_items(entry, item_id)
+    return _changed(entries, entry, last_response_id=None)
+
+
+def begin_turn(entries: Entries, tenant: str, conversation_id: str, number: int) -> tuple[Sequence[Item], str | None]:
+    """The items before a response of a conversation, and the last response; `number` counts the response's own input items.
+
+    Raises:
+        ApiError: 404; 400 if the conversation is too long.
+    """
+    entry = _find(entries, tenant, conversation_id)
+    check_length(number, entries.extent(entry.id)[0])
+    return conversation_items(entries, tenant, conversation_id), json.loads(entry.document)["last_response_id"]
+
+
+def end_turn(entries: Entries, tenant: str, conversation_id: str, response_id: str, items: Sequence[Item]) -> None:
+    """Add input and output of a response to its conversation, unless that is deleted, or has them already."""
+    entry = entries.find(conversation_id, tenant, lock=True)
+    if entry is not None and json.loads(entry.document)["last_response_id"] != response_id:
+        _changed(entries, entry, items, last_response_id=response_id)
+
+
+def _find(entries: Entries, tenant: str, conversation_id: str, *, lock: bool = False) -> Row[Any]:
+    entry = entries.find(conversation_id, tenant, lock=lock) if conversation_id.startswith("conv_") else None
+    if entry is None:
+        message = f"no conversation has the id {conversation_id[:200]!r}"
+        raise ApiError(404, message, param="conversation", code="conversation_not_found")
+    return entry
+
+
+def _changed(entries: Entries, entry: Row[Any], items: Sequence[Item] = (), **changes: Any) -> dict[str, Any]:
+    body = json.loads(entry.document) | changes
+    entries.update(entry, body, items, first=entries.extent(entry.id)[1])
+    return _shown(entry.id, body)
+
+
+def _item(entries: Entries, entry: Row[Any], item_id: str) -> bytes:
+    document = entries.item(entry.id, item_id)
+    if document is None:
+        raise ApiError(404, f"no item of this conversation has the id {item_id[:200]!r}", code="item_not_found")
+    return document
+
+
+def _shown(conversation_id: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    fields = {name: body[name] for name in ("created_at", "metadata")}
+    return {"id": conversation_id, "object": "conversation", **fields}

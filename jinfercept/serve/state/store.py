@@ -19,12 +19,11 @@ from sqlalchemy import Row
 from sqlalchemy.exc import IntegrityError
 
 from jinfercept.sched.tenants import ExpiringEntries, Quota
+from jinfercept.serve.access.key_limits import TenantPool
 from jinfercept.serve.protocols.errors import ApiError
 from jinfercept.serve.protocols.openai.response_items import Item
-from jinfercept.serve.state import conversations
 from jinfercept.serve.state.database import NUM_CONNECTIONS, StateDatabase, unavailable
-from jinfercept.serve.state.entries import Entries, OwnItems
-from jinfercept.serve.state.tenant_pool import TenantPool
+from jinfercept.serve.state.entries import Entries, OwnItems, begin_turn, end_turn
 
 _OPEN = ("queued", "in_progress")
 """Statuses of responses that are generated."""
@@ -77,8 +76,7 @@ class BackgroundRuns(Protocol):
 class SocketMemory:
     """The newest responses that were created over one WebSocket and are not stored, for requests that continue them there.
 
-    Args:
-        last: keeps the responses of all WebSockets.
+    `last` keeps those of all WebSockets.
     """
 
     def __init__(self, last: "ExpiringEntries[StoredResponse]") -> None:
@@ -94,11 +92,9 @@ class SocketMemory:
             self._last.remove(self._names.pop(0))
 
     def find(self, response_id: str) -> "StoredResponse | None":
-        """A response that is kept, with all its items."""
         return self._last.use(response_id) if response_id in self._names else None
 
     def close(self) -> None:
-        """Forget all of them."""
         for name in self._names:
             self._last.remove(name)
 
@@ -108,8 +104,6 @@ class StoredResponse:
     """A response with its input.
 
     Attributes:
-        tenant: that sent the request.
-        conversation_id: of the conversation to which it belongs.
         body_bytes: of the body of its request, and of those that it continues at a WebSocket.
         response: in its current state; its writer changes it. Empty until its request is prepared.
         before: items of the responses that it continues, or of its conversation, if they are loaded with it.
@@ -133,12 +127,10 @@ class StoredResponse:
 
     @property
     def is_open(self) -> bool:
-        """Whether it is not final yet."""
         return self.response["status"] in _OPEN
 
     @property
     def conversation(self) -> list[Item]:
-        """All items of the conversation, its own output included."""
         return [*self.before, *self.inputs, *self.response["output"]]
 
     @property
@@ -177,10 +169,9 @@ class StateStore:
         self._closed = False
 
     async def run[T](self, tenant: str, work: Callable[[Entries], T], num_bytes: int = 0, *, writes: bool = True) -> T:
-        """The result of work in one transaction, which is committed when this returns.
+        """The result of work in one transaction, which is committed when this returns. Tenants take turns.
 
         Args:
-            tenant: for whom it is done; tenants take turns.
             num_bytes: approximate size of its input.
             writes: see `StateDatabase.transact`.
 
@@ -202,10 +193,7 @@ class StateStore:
     # -- found ---------------------------------------------------------------------------------------------------------
 
     async def find(self, response_id: str, tenant: str, *, whole: bool = False) -> StoredResponse:
-        """A response of a tenant.
-
-        Args:
-            whole: whether with the items of all responses that it continues.
+        """A response of a tenant, with `whole` together with the items of all responses that it continues.
 
         Raises:
             ApiError: 404; 400 if they are too long to load.
@@ -257,12 +245,12 @@ class StateStore:
     async def begin_turn(self, stored: StoredResponse, talk: str, number: int) -> str | None:
         """Begin a response in its conversation, of which it gets the items; returns the last response of that.
 
-        No other one begins there before it ends. `abandon` or `begin` follows. See `conversations.begin_turn`.
+        No other one begins there before it ends. `abandon` or `begin` follows.
         """
         self.check_unlocked(talk, stored.tenant)
         self.open[stored.name] = stored
         stored.before, last = await self.run(
-            stored.tenant, lambda entries: conversations.begin_turn(entries, stored.tenant, talk, number), writes=False
+            stored.tenant, lambda entries: begin_turn(entries, stored.tenant, talk, number), writes=False
         )
         return last
 
@@ -301,7 +289,8 @@ class StateStore:
     async def finish(self, stored: StoredResponse) -> None:
         """Commit a final response, and its items to its conversation; one that is not stored is kept by its WebSocket.
 
-        Raises `ApiError`: 503 `state_unavailable` or `state_full`; 404 if the response that it continues is gone.
+        Raises:
+            ApiError: 503 `state_unavailable` or `state_full`; 404 if the response that it continues is gone.
         """
         if stored.memory is not None and not stored.response["store"] and stored.response["status"] in ANSWERED:
             stored.memory.keep(stored)
@@ -378,7 +367,7 @@ def _settle(entries: Entries, stored: StoredResponse) -> None:
             entries.update(entry, response | {"output": []}, response["output"])
     if stored.conversation_id is not None and response["status"] in ANSWERED:
         items = [*stored.inputs, *response["output"]]
-        conversations.end_turn(entries, stored.tenant, stored.conversation_id, stored.name, items)
+        end_turn(entries, stored.tenant, stored.conversation_id, stored.name, items)
 
 
 def _insert(entries: Entries, stored: StoredResponse, response: Mapping[str, Any], output: Sequence[Item] = ()) -> None:

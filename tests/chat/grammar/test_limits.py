@@ -11,8 +11,15 @@ from typing import Any
 
 import pytest
 
-from jinfercept.chat.grammar.grammar import MAX_COMPILED_BYTES, Grammars, Vocabulary
-from jinfercept.chat.grammar.limits import MAX_CHARS, MAX_GBNF_CHARS, MAX_LIST_CHARS, MAX_RULES
+from jinfercept.chat.grammar.grammar import (
+    MAX_CHARS,
+    MAX_COMPILED_BYTES,
+    MAX_GBNF_CHARS,
+    MAX_LIST_CHARS,
+    MAX_RULES,
+    Grammars,
+    Vocabulary,
+)
 from jinfercept.errors import RequestError
 from jinfercept.structured_outputs import StructuredOutputsParams
 from tests.support.sample_tokenizers import END, VOCAB, byte_level, ids

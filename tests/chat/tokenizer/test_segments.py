@@ -10,8 +10,7 @@ import pytest
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
-from jinfercept.chat.tokenizer.special_token_names import Rendered
-from jinfercept.chat.tokenizer.special_tokens import cutting_names
+from jinfercept.chat.tokenizer.special_tokens import Rendered, cutting_names
 from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.errors import RequestError
 from tests.support.sample_tokenizers import byte_backend, sentencepiece, smollm2

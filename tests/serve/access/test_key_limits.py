@@ -19,7 +19,7 @@ import pytest
 from openai import OpenAI
 
 from jinfercept.sched.tenants import ExpiringEntries, Quota
-from jinfercept.serve.access import keys
+from jinfercept.serve.access import key_limits
 from jinfercept.serve.access.key_file import KeyRules, key_digest
 from jinfercept.serve.access.key_limits import KeyLimits
 from jinfercept.serve.protocols.errors import ApiError
@@ -133,7 +133,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def limited(scripted: Scripted, path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
-    monkeypatch.setattr(keys, "POLL_S", 0.02)
+    monkeypatch.setattr(key_limits, "POLL_S", 0.02)
     scripted.follow()
     with running(scripted.llm, api_key_file=str(path)) as server:
         yield server

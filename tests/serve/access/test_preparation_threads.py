@@ -13,9 +13,8 @@ import httpx2
 import pytest
 
 from jinfercept.chat.tokenizer.tokenizer import Tokenizer
-from jinfercept.serve.access.key_limits import HEAVY_BYTES, FairThreadPool
+from jinfercept.serve.access.key_limits import HEAVY_BYTES, MAX_WAITING_BYTES, FairThreadPool
 from jinfercept.serve.protocols.errors import ApiError
-from jinfercept.serve.state.tenant_pool import MAX_WAITING_BYTES
 from tests.support.live_server import Running, running, until
 from tests.support.scripted_model import Scripted
 

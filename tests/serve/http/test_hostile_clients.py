@@ -33,7 +33,6 @@ POSTED = (
     RESPONSES[0],
     MESSAGES[0],
     f"{MESSAGES[0]}/count_tokens",
-    f"{RESPONSES[0]}/input_tokens",
     "/tokenize",
     "/detokenize",
 )

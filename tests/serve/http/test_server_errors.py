@@ -14,7 +14,7 @@ from pydantic_core import from_json
 from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.serve.protocols.encoding import encode
 from jinfercept.serve.protocols.openai.chat_schemas import ChatBody
-from jinfercept.serve.protocols.openai.completion_schemas import CompletionBody
+from jinfercept.serve.protocols.openai.completion_answer import CompletionBody
 from jinfercept.serve.protocols.openai.response_schemas import ResponsesBody
 from jinfercept.serve.protocols.schemas import Body
 from jinfercept.serve.routes import guarded_route

@@ -20,13 +20,12 @@ from jinfercept.engine.meter.counts import EngineCounts, ToolCounts
 from jinfercept.engine.meter.engine_stats import Pages
 from jinfercept.engine.state import EngineState
 from jinfercept.fleet.fan_out import front_metrics
-from jinfercept.fleet.routes import Totals
+from jinfercept.fleet.replicas import Totals
 from jinfercept.kv.disk.store import DiskCounters, DiskOccupancy, DiskState
 from jinfercept.kv.page import SlotOccupancy
 from jinfercept.llm import LLM
 from jinfercept.sched.plan_builder import SchedulerCounters
-from jinfercept.serve.observe.engine_snapshot import SnapshotValue
-from jinfercept.serve.observe.metrics import MetricFamilies, collect
+from jinfercept.serve.observe.metrics import MetricFamilies, SnapshotValue, collect
 from tests.support.docs_blocks import DOCS
 from tests.support.live_server import Running
 from tests.support.scripted_model import Scripted

@@ -22,11 +22,10 @@ from opentelemetry.trace import SpanKind, StatusCode
 from jinfercept.calls import Tool
 from jinfercept.engine.current_call import CURRENT_CALL
 from jinfercept.errors import ConfigError
+from jinfercept.serve import options as options_module
 from jinfercept.serve.observe import traces
-from jinfercept.serve.observe import traces_choice as choice_module
 from jinfercept.serve.observe.traces import Tracing
-from jinfercept.serve.observe.traces_choice import traces_endpoint
-from jinfercept.serve.options import ServerOptions
+from jinfercept.serve.options import ServerOptions, traces_endpoint
 from tests.support.live_server import MODEL, Running, running, until
 from tests.support.scripted_model import Scripted
 from tests.support.tool_server import ALL, QUESTION, ask, called, returned, says
@@ -151,7 +150,7 @@ def test_a_flag_that_is_no_url_is_refused(url: str) -> None:
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(choice_module, "_is_installed", lambda: False)
+    monkeypatch.setattr(options_module, "traces_are_installed", lambda: False)
     with pytest.raises(ConfigError, match=r"jinfercept\[otel\]"):
         ServerOptions(otlp_traces_endpoint=URL)
     assert traces_endpoint(None, {ENDPOINT: URL}) is None

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jinfercept.serve.protocols.openai.completion_schemas import CompletionBody
+from jinfercept.serve.protocols.openai.completion_answer import CompletionBody
 from jinfercept.serve.routes.engine_requests import sampling_params
 from tests.support.chat_templates import QWEN
 from tests.support.live_server import END, MODEL, Running, running

@@ -11,8 +11,7 @@ from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.serve.protocols.encoding import Lazy, encode, encode_parts
 from jinfercept.serve.protocols.errors import ApiError
-from jinfercept.serve.protocols.openai.completion_answer import CompletionAnswer
-from jinfercept.serve.protocols.openai.completion_schemas import CompletionBody
+from jinfercept.serve.protocols.openai.completion_answer import CompletionAnswer, CompletionBody
 from jinfercept.serve.protocols.openai.logprobs import MAX_ENTRIES, check_report
 from tests.support.live_server import END, Running
 from tests.support.scripted_model import Scripted

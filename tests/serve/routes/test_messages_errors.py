@@ -31,13 +31,22 @@ def message_of(block: Any) -> dict[str, Any]:
         ({"messages": [{"role": "tool", "content": "Hi"}]}, "role"),
         ({"messages": [*ASKED, {"role": "assistant", "content": "It"}]}, "end with a message of the user"),
         (message_of({"type": "image", "source": {"type": "url", "url": "http://x"}}), "image blocks are not supported"),
+        (message_of({"type": "document", "source": {}}), "source"),
         (message_of({"type": "document", "source": PDF}), "whose source is base64 are not supported"),
+        (message_of({"type": "document", "source": {"type": "url", "url": "http://x"}}), "whose source is url"),
         (message_of({"type": "document", "source": {"type": "text"}}), "all they have is text"),
         (
             message_of(
                 {"type": "document", "source": {"type": "content", "content": [{"type": "image", "source": PDF}]}}
             ),
             "all they have is text",
+        ),
+        (message_of({"type": "search_result", "content": 5}), "all they have is text"),
+        (message_of({"type": "document", "source": {"type": ["text"]}}), "whose source is ['text']"),
+        (message_of({"type": "search_result", "title": "Lamps"}), "all they have is text"),
+        (
+            message_of({"type": "tool_result", "tool_use_id": "1", "content": [{"type": "document", "source": PDF}]}),
+            "whose source is base64 are not supported",
         ),
         (message_of({"type": "telepathy"}), "telepathy"),
         (message_of({"type": "text", "text": 1}), "text"),

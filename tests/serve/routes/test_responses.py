@@ -207,6 +207,7 @@ PDF = {"type": "input_file", "filename": "a.pdf", "file_data": "data:application
         ({"truncation": "auto", "input": "x" * 3000}, "input"),
         ({"conversation": "conv_1", "previous_response_id": "resp_1"}, "conversation"),
         ({"background": True, "store": False}, "background"),
+        ({"metadata": {"a": 1}}, "metadata"),
         ({"tools": [{"name": "price"}]}, "tools[0]"),
         ({"tools": [PRICE, {"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice"),
         (

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jinfercept.serve.state.tool_history import ToolHistory, num_bytes_of
+from jinfercept.serve.server_tools import ToolHistory, num_bytes_of
 
 ASKED: list[Any] = [{"role": "user", "content": "How much?"}]
 

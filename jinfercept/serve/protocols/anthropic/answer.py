@@ -31,12 +31,7 @@ def stream_format(request_id: str) -> StreamFormat:
 
 @final
 class MessageAnswer:
-    """The message for one body.
-
-    Args:
-        tool_calls: runs the calls of the server's tools.
-        details: fields of the log line; filled in as they become known.
-    """
+    """The message for one body. `details` are fields of the log line; filled in as they become known."""
 
     def __init__(
         self,

@@ -43,14 +43,7 @@ def authorizations(scope: Scope) -> list[str]:
 def anthropic_error(
     status: int, message: str, param: str | None, request_id: str | None, details: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The body of an error response.
-
-    Args:
-        status: HTTP status.
-        message: for people.
-        param: the wrong field, which the message names at its beginning.
-        details: for programs.
-    """
+    """The body of an error response; its message begins with the wrong field, and `details` are for programs."""
     if param and not message.startswith(param):
         message = f"{param}: {message}"
     kind = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")

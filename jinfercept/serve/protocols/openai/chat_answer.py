@@ -33,7 +33,6 @@ class _StreamedChoice:
     """One of `n` streamed answers.
 
     Attributes:
-        begun: whether its first chunk is sent.
         custom: places of the calls of custom tools, whose input comes in one chunk.
         token_ids, logprobs: reported with the next chunk.
     """
@@ -89,12 +88,7 @@ class ChoicesAnswer:
 
 @final
 class ChatAnswer(ChoicesAnswer):
-    """The chat completion for one body.
-
-    Args:
-        tool_calls: runs the calls of the server's tools.
-        details: as of `ChoicesAnswer`.
-    """
+    """The chat completion for one body."""
 
     def __init__(
         self,
@@ -119,7 +113,6 @@ class ChatAnswer(ChoicesAnswer):
         }
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-        """The whole completion, of the outputs of the requests in their order."""
         first, completions = outputs[0], [output.outputs[0] for output in outputs]
         choices = [self._whole_choice(output.request_id, output.outputs[0]) for output in outputs]
         answer = self._head | {"choices": choices, "usage": self.usage.body()}
@@ -231,8 +224,7 @@ class ChatAnswer(ChoicesAnswer):
     ) -> dict[str, Any]:
         """The field `jinfercept`: reports on the server's calls, an empty list if its tools were requested and not called.
 
-        Args:
-            ended: the outputs that end with this, whose cancelled calls are listed if the body has asynchronous ones.
+        The outputs in `ended` end with this; their cancelled calls are listed if the body has asynchronous ones.
         """
         if not reports and not self._wants_server_calls:
             return {}

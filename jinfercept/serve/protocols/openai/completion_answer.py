@@ -1,7 +1,9 @@
-"""Outputs of requests as OpenAI's text completion: one object, or a stream of chunks."""
+"""Text completions: the body, and outputs of requests as OpenAI's answer, one object or a stream of chunks."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, final
+from typing import Annotated, Any, final
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from jinfercept.calls import Call
 from jinfercept.chat.tokenizer.decoding import IncrementalDetokenizer
@@ -12,9 +14,60 @@ from jinfercept.request import Request
 from jinfercept.serve.protocols.answers import ServerToolCalls
 from jinfercept.serve.protocols.errors import ApiError
 from jinfercept.serve.protocols.openai.chat_answer import ChoicesAnswer
-from jinfercept.serve.protocols.openai.completion_schemas import CompletionBody
 from jinfercept.serve.protocols.openai.logprobs import Reported, completion_logprobs, encoded_experts, prompt_logprobs
-from jinfercept.serve.protocols.schemas import training_fields
+from jinfercept.serve.protocols.schemas import (
+    FIRST_ERROR,
+    Body,
+    ModelName,
+    Natural,
+    NumBest,
+    SamplingBody,
+    Text,
+    TokenId,
+    training_fields,
+)
+
+MAX_PROMPTS = 2048
+
+Ids = Annotated[list[TokenId], Field(min_length=1, max_length=2**22), FIRST_ERROR]
+
+
+def _kind(prompt: Any) -> str:
+    """Tag of a prompt's type, by its first item: the other types are not tried, so errors are about the type that is meant."""
+    if not isinstance(prompt, list) or not prompt:
+        return "Texts" if isinstance(prompt, list) else "Text"
+    return {int: "Ids", list: "IdLists"}.get(type(prompt[0]), "Texts")
+
+
+Prompts = Annotated[
+    Annotated[Text, Tag("Text")]
+    | Annotated[Ids, Tag("Ids")]
+    | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS), FIRST_ERROR, Tag("Texts")]
+    | Annotated[list[Ids], Field(min_length=1, max_length=MAX_PROMPTS), FIRST_ERROR, Tag("IdLists")],
+    Discriminator(_kind),
+]
+"""A text, its token ids, or several of one kind."""
+
+
+class CompletionBody(SamplingBody):
+    """Prompts, and the parameters of their continuations."""
+
+    prompt: Prompts
+    max_tokens: Natural | None = None
+    logprobs: Annotated[NumBest | None, BeforeValidator(lambda number: int(number) if number is True else number)] = (
+        None
+    )
+    echo: bool | None = None
+    add_special_tokens: bool | None = None
+
+
+class TokensBody(Body):
+    """Token ids, and the parameters of their continuations by vLLM's names."""
+
+    model: ModelName | None = None
+    token_ids: Ids
+    sampling_params: dict[str, Any]
+
 
 _CallEvent = Called | Interrupted | Intercepted | Resumed
 """The events of a request that calls in markup, beside its tokens and its end."""
@@ -41,13 +94,7 @@ class _StreamedText:
 
 
 class CompletionAnswer(ChoicesAnswer):
-    """The text completion for one body.
-
-    Args:
-        requests: made of the body; forks follow the request they are forked from.
-        tokenizer: of the model; None if it has none.
-        details: as of `ChoicesAnswer`.
-    """
+    """The text completion for one body; forks follow the request they are forked from."""
 
     def __init__(
         self,
@@ -71,7 +118,6 @@ class CompletionAnswer(ChoicesAnswer):
         self._calls = any(request.markup is not None for request in requests)
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-        """The whole completion, of the outputs of the requests in their order."""
         choices = list(map(self._whole_choice, self._choices.values(), outputs))
         answer = self._head | {"choices": choices, "usage": self.usage.body()}
         completions = enumerate(output.outputs[0] for output in outputs)
@@ -98,7 +144,6 @@ class CompletionAnswer(ChoicesAnswer):
         return shown
 
     def take(self, event: Event) -> Iterator[dict[str, Any]]:
-        """The chunks for an event of one request."""
         choice = self._choices[event.request_id]
         match event:
             case Token():
@@ -163,7 +208,6 @@ class TokensAnswer(CompletionAnswer):
     """The same in the form of vLLM's `/inference/v1/generate`."""
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-        """The whole answer, of the outputs of the requests in their order."""
         choices = super().whole(outputs)["choices"]
         for choice in choices:
             if (report := choice["logprobs"]) is not None:

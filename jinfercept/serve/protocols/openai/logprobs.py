@@ -29,12 +29,7 @@ Reported = tuple[int, Mapping[int, Logprob] | None]
 
 
 def num_reported(tokens: int, best: int | None) -> int:
-    """Entries of a report.
-
-    Args:
-        tokens: number of reported tokens.
-        best: number of most likely tokens reported for each, besides itself; None: there is no report.
-    """
+    """Entries of a report of `best` likely tokens beside each token itself; None: there is no report."""
     return 0 if best is None else tokens * (1 + best)
 
 
@@ -51,7 +46,6 @@ def check_report(
     """Raise 400 for more than `MAX_ENTRIES`.
 
     Args:
-        requests: of one body; forks follow the request they are forked from.
         max_model_len: tokens that a prompt and its answer may have together.
         prompt: for each report of the prompt, the field that requests it and its number of best tokens.
         answer: field and number of best tokens of the report of the generated tokens.
@@ -80,11 +74,7 @@ def check_report(
 
 
 def is_small(requests: Sequence[Request], outputs: Iterable[RequestOutput]) -> bool:
-    """Whether an answer has at most `SMALL_ENTRIES`.
-
-    Args:
-        requests: of one body.
-    """
+    """Whether the answer to one body has at most `SMALL_ENTRIES`."""
     params, total = requests[0].params, 0
     for output in outputs:
         [completion] = output.outputs
@@ -96,11 +86,7 @@ def is_small(requests: Sequence[Request], outputs: Iterable[RequestOutput]) -> b
 
 
 def chat_logprobs(tokens: Sequence[Reported], top: int, tokenizer: Tokenizer) -> dict[str, Any]:
-    """`logprobs` of a chat's choice.
-
-    Args:
-        top: number of most likely tokens to report for each.
-    """
+    """`logprobs` of a chat's choice, with the `top` most likely tokens of each."""
 
     def shown(token_id: int, logprob: Logprob) -> dict[str, Any]:
         text = tokenizer.token_bytes(token_id)
@@ -119,12 +105,11 @@ def chat_logprobs(tokens: Sequence[Reported], top: int, tokenizer: Tokenizer) ->
 def completion_logprobs(
     tokens: Sequence[Reported], offsets: Sequence[int], top: int, tokenizer: Tokenizer
 ) -> dict[str, Any]:
-    """`logprobs` of a completion's choice.
+    """`logprobs` of a completion's choice, with the `top` most likely tokens of each besides itself.
 
     Args:
         tokens: of the text; the first one of a prompt has no log probabilities.
         offsets: of each token, the characters of the text that are complete before it.
-        top: number of most likely tokens to report for each, besides itself.
     """
     return {
         "text_offset": offsets,
@@ -178,13 +163,7 @@ _ENTRY_BYTES = 64
 
 
 def check_experts(has_experts: bool, returns_experts: bool, stream: bool | None) -> None:
-    """Raise 400 for a body with `return_routed_experts` that cannot be answered.
-
-    Args:
-        has_experts: whether the model has some.
-        returns_experts: whether the engine was started to return them.
-        stream: of the body.
-    """
+    """Raise 400 for a body with `return_routed_experts` that cannot be answered."""
     if not has_experts:
         raise ApiError.bad("the model has no experts; fix: leave return_routed_experts out", EXPERTS_FIELD)
     if not returns_experts:
@@ -196,11 +175,7 @@ def check_experts(has_experts: bool, returns_experts: bool, stream: bool | None)
 
 
 def encoded_experts(experts: Any) -> str | None:
-    """The field `routed_experts` as vLLM has it: the bytes of a `.npy` file in base64; None if there are none.
-
-    Args:
-        experts: of a `CompletionOutput`, an int16 array `[tokens, layers, experts]`.
-    """
+    """The field `routed_experts` as vLLM has it: a `.npy` file of int16 `[tokens, layers, experts]` in base64."""
     if experts is None:
         return None
     file = io.BytesIO()

@@ -100,12 +100,7 @@ def truncated[T](messages: list[Plain], make: Callable[[list[Plain]], T]) -> T:
 
 
 def chat_body(body: ResponsesBody, messages: Sequence[Plain], tools: ClientTools) -> ChatBody:
-    """The chat that a body is.
-
-    Args:
-        messages: the whole conversation.
-        tools: the body's, as functions.
-    """
+    """The chat that a body is, with the messages of the whole conversation."""
     if not 0 < len(messages) <= MAX_MESSAGES:
         raise ApiError.bad(f"a conversation has between 1 and {MAX_MESSAGES} messages, not {len(messages)}", "input")
     alike = {name: getattr(body, name) for name in SamplingBody.model_fields}
@@ -158,11 +153,7 @@ _GLUES = {"content": "", "reasoning_content": "\n\n"}
 
 @final
 class _Messages:
-    """The messages of the items that were added.
-
-    Args:
-        answered: ids of the calls that have a result of the client's.
-    """
+    """The messages of the items that were added. The calls of `answered` have a result of the client's."""
 
     def __init__(self, instructions: str | None, answered: Container[str]) -> None:
         self._answered = answered
@@ -244,23 +235,16 @@ class _Messages:
 
 
 def _client_result(item: Item, name: str | None) -> Plain:
-    """A message with the result of a call that the client ran.
-
-    Args:
-        name: of the function that was called.
-    """
     content = declared_text(item["tools"]) if item["type"] == "tool_search_output" else item["output"]
     named = {} if name is None else {"name": name}
     return {"role": "tool", "tool_call_id": item["call_id"], **named, "content": content}
 
 
 def _result(item: Item, text: str) -> Plain:
-    """A message with the result of a server's call."""
     return {"role": "tool", "tool_call_id": _server_call_id(item), "name": item["name"], "content": text}
 
 
 def _read_after(item: Item) -> int | None:
-    """The number of further items behind which the model read the result of a future; None: there is no such result."""
     note = _note(item)
     is_future = item["type"] == "mcp_call" and item["output"] is not None and note.get("future") is not None
     return note.get("read_after") if is_future else None

@@ -66,12 +66,7 @@ def server_call(name: str, note: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_length(num_added: int, num_before: int, param: str = "input") -> None:
-    """Raise 400 if a conversation has too many items. Items without text count too.
-
-    Args:
-        num_before: items of the conversation that is continued.
-        param: field of the added ones.
-    """
+    """Raise 400 if a conversation has too many items. Items without text count too."""
     if num_before + num_added > MAX_ITEMS:
         message = (
             f"a conversation has at most {MAX_ITEMS} items; this one has {num_before}, and {num_added} would be added"

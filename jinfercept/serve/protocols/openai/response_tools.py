@@ -54,7 +54,6 @@ class OtherTool(Body):
 
 
 def _kind(tool: Any) -> str:
-    """Tag of a tool's type."""
     kind = type_of(tool)
     if kind == "tool_search" and not is_of_client(tool):
         return "Other"
@@ -171,10 +170,7 @@ class _ClientTool(NamedTuple):
 
 @final
 class ClientTools:
-    """The tools of a body that the client runs. Of those that items have, the first of a name counts.
-
-    Args:
-        items: the stored items of the conversation.
+    """The tools of a body that the client runs. Of those that stored items have, the first of a name counts.
 
     Raises:
         ApiError: 400 for too many tools, namespaces expanded.
@@ -197,11 +193,7 @@ class ClientTools:
         self.declarations += [_declaration(tool) | {"deferred": True} for tool in deferred]
 
     def call_fields(self, function: str) -> tuple[str, dict[str, Any]]:
-        """The type of the item of a call, and its fields before any arguments.
-
-        Args:
-            function: the name that the model wrote.
-        """
+        """The type of the item of a call by the name that the model wrote, and its fields before any arguments."""
         tool = self._tools.get(function)
         if tool is None:
             short = [tool for tool in self._tools.values() if tool.name == function]

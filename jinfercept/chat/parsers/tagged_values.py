@@ -1,19 +1,19 @@
-"""Qwen3-Coder: `<tool_call><function=name><parameter=key>value</parameter>…</function></tool_call>`.
+"""Formats with arguments between tags, whose values have no escapes: Qwen3-Coder's and GLM 4.5's.
 
-A value stands on lines of its own.
+Qwen3-Coder: `<tool_call><function=name><parameter=key>value</parameter>…</function></tool_call>`, with values on lines of their
+own. GLM 4.5: `<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value>…</tool_call>`, with or without lines between.
 """
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from jinfercept.chat.parsers.call_grammars import CallGrammar, quoted
 from jinfercept.chat.parsers.hermes import CLOSING, OPENING, QWEN_TURN_ENDS
-from jinfercept.chat.parsers.json_values import stream_arguments
+from jinfercept.chat.parsers.json_calls import stream_arguments
 from jinfercept.chat.parsers.python_calls import to_json
 from jinfercept.chat.parsers.schema_values import may_have, property_types, value_of
 from jinfercept.chat.parsers.source import Marks, Source, Steps
-from jinfercept.chat.parsers.tool_call_format import ToolCallFormat
+from jinfercept.chat.parsers.tool_call_format import CallGrammar, ToolCallFormat, quoted
 
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
@@ -81,7 +81,7 @@ def _read_parameters(source: Source, name: str) -> Steps[None]:
         text = yield from _read_value(source, is_next)
         if text is None:
             return
-        source.add_arguments(f"{separator}{to_json(key)}: {written_json(text, property_types(schema, key))}")
+        source.add_arguments(f"{separator}{to_json(key)}: {_written_json(text, property_types(schema, key))}")
         rest = source.at
     if not mark and (not keys or source.text[rest:].strip()):
         return
@@ -142,7 +142,7 @@ def _read_value(source: Source, is_next: Callable[[str], bool]) -> Steps[str | N
     return source.text[start:end].removeprefix("\n").removesuffix("\n")
 
 
-def written_json(text: str, types: list[str]) -> str:
+def _written_json(text: str, types: list[str]) -> str:
     """Write a value as JSON of one of these types, or as a string if JSON cannot express it."""
     try:
         return to_json(value_of(text, types))
@@ -175,4 +175,111 @@ QWEN3_CODER = ToolCallFormat(
     detect=lambda template: OPENING in template and _FUNCTION in template,
     tags=_TAGS,
     turn_ends=QWEN_TURN_ENDS,
+)
+
+
+_KEY, _KEY_END, _VALUE, _VALUE_END = _GLM_TAGS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+_KEY_ENDS, _GLM_VALUE_MARKS = Marks((_KEY_END,)), Marks((_VALUE, _VALUE_END))
+_GLM_NAME_CHAR, _GLM_NAME = re.compile(r"[^<>{\s]"), re.compile(r"[^<>{\s]+")
+
+
+def _read_glm(source: Source) -> Steps[None]:
+    while mark := (yield from source.read_content()):
+        if mark == OPENING:
+            yield from _read_glm_call(source)
+
+
+def _read_glm_call(source: Source) -> Steps[None]:
+    start = source.at
+    yield from source.skip()
+    name = yield from source.match(_GLM_NAME_CHAR)
+    char = yield from source.skip()
+    # a name is a call only before an argument or a closing tag; one JSON object may hold all arguments
+    mark = (yield from source.take(_KEY, CLOSING)) if name and char == "<" else ""
+    if not mark and not (name and char == "{"):
+        source.leave(start)
+        return
+    source.begin_call(name, start)
+    source.add_arguments("")
+    if mark:
+        yield from _read_glm_arguments(source, (source.tools or {}).get(name, {}), mark)
+    elif (yield from stream_arguments(source)):
+        yield from source.skip()
+        yield from source.take(CLOSING)
+        source.end_call()
+
+
+def _read_glm_arguments(source: Source, schema: Mapping[str, Any], mark: str) -> Steps[None]:
+    keys = set[str]()
+    while mark == _KEY:
+        start = source.at
+        yield from source.skip_until(_KEY_ENDS)
+        key = source.text[start : source.at].strip()
+        yield from source.take(_KEY_END)
+        yield from source.skip()
+        if not (yield from source.take(_VALUE)):
+            return
+        start = source.at
+        value = yield from _read_glm_value(source)
+        if value is None:
+            return
+        if key not in keys:
+            text = _written_json(source.text[start : value.end], property_types(schema, key))
+            source.add_arguments(f"{', ' if keys else '{'}{to_json(key)}: {text}")
+            keys.add(key)
+        mark = value.mark
+    source.add_arguments("}" if keys else "{}")
+    source.end_call()
+
+
+class _Value(NamedTuple):
+    end: int
+    after: int
+    mark: str
+
+
+def _read_glm_value(source: Source) -> Steps[_Value | None]:
+    """Pass over a value and the tag after it; None if the value is cut off.
+
+    Values are not escaped, so a value may quote the markup around it. A value ends at a closing tag that closes no value opened
+    within it, if a tag that may follow a value or the end of the turn comes next. Otherwise it ends at the first closing tag
+    before such a tag.
+    """
+    value, depth = None, 0
+    while tag := (yield from source.skip_until(_GLM_VALUE_MARKS)):
+        end = source.at
+        source.at = after = end + len(tag)
+        if tag == _VALUE:
+            depth += 1
+            continue
+        char = yield from source.skip()
+        mark = yield from source.take(_KEY, CLOSING)
+        if mark or not char:
+            this = _Value(end, source.at, mark)
+            value = value or this
+            if not depth:
+                value = this
+                break
+        source.at, depth = after, max(0, depth - 1)
+    if value is None or (source.cut and not tag):
+        source.at = len(source.text)
+        return None
+    source.at = value.after
+    return value
+
+
+def _glm_grammar(calls: CallGrammar) -> str:
+    def write(name: str, schema: Mapping[str, Any]) -> str:
+        # arguments are one JSON object: plain text cannot express every schema
+        return rf'{quoted(name)} "\n" {calls.arguments(name, schema)} "\n"'
+
+    return calls.several(f"{calls.tag(OPENING)} {calls.each(write, _GLM_NAME)} {calls.tag(CLOSING)}", r'"\n"?')
+
+
+GLM45 = ToolCallFormat(
+    read=_read_glm,
+    grammar=_glm_grammar,
+    detect=lambda template: OPENING in template and _KEY in template,
+    tags=(OPENING, CLOSING, *_GLM_TAGS),
+    turn_ends=("<|observation|>", "<|user|>", "<|endoftext|>"),
 )

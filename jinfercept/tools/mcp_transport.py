@@ -1,14 +1,19 @@
-"""Repairs an MCP server's answers: for one malformed tool the SDK would refuse the whole list, and it refuses odd results."""
+"""What lies between the SDK's MCP client and servers: repaired answers, and faults of HTTP that fail one request.
+
+By itself, the SDK would refuse a whole list for one malformed tool, refuse odd results, and end its connection at a fault.
+"""
 
 import json
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from typing import Any
+from typing import Any, final, override
 
 import anyio
+import httpx2
+from mcp.client.streamable_http import MCP_SESSION_ID, streamable_http_client
 from mcp.shared.message import SessionMessage
-from mcp_types import JSONRPCResponse
+from mcp_types import INTERNAL_ERROR, JSONRPCResponse
 from mcp_types.methods import validate_server_result
 from pydantic import ValidationError
 
@@ -18,16 +23,19 @@ _STRICTEST = "2025-11-25"
 """A protocol version whose schema of a declaration no other version exceeds."""
 
 MAX_ANSWER_BYTES = 4 << 20
-"""The longest body of a response, event of a stream, or line of a process."""
+"""The longest body of a response, or event of a stream."""
 
 
 @asynccontextmanager
-async def lenient(transport: AbstractAsyncContextManager[Any], server: str) -> AsyncGenerator[Any]:
+async def lenient(
+    transport: AbstractAsyncContextManager[Any], server: str, ended: Callable[[], object]
+) -> AsyncGenerator[Any]:
     """Streams of messages for the SDK's `Client`, with answers repaired so that it accepts them.
 
     Args:
         transport: yields the server's messages as an asynchronous iterator, and a stream for messages to the server.
         server: name of the server, for the log.
+        ended: called when the server sends no more, before the calls that wait fail.
     """
     inbound, received = anyio.create_memory_object_stream[SessionMessage | Exception](0)
 
@@ -38,6 +46,7 @@ async def lenient(transport: AbstractAsyncContextManager[Any], server: str) -> A
                     if isinstance(message, SessionMessage) and isinstance(message.message, JSONRPCResponse):
                         message.message.result = _mended(message.message.result, server)
                     await inbound.send(message)
+                ended()
 
     async with transport as (messages, write), inbound, received, anyio.create_task_group() as tasks:
         tasks.start_soon(read, messages)
@@ -108,3 +117,82 @@ def _part(part: Any) -> tuple[str, bool]:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+SESSION_ENDED, UNREACHED = "jinfercept: session ended", "jinfercept: no answer"
+"""`data` of errors that are made here: the request was refused, as its session has ended; no whole response came."""
+
+_NO_SESSION = (404, 410)
+"""Statuses for an unknown session; some servers say 400 and name it."""
+
+_SHOWN_CHARS = 500
+_KEPT = ("content-type", "location", MCP_SESSION_ID)
+"""Headers of a response that is read to its end."""
+
+
+@asynccontextmanager
+async def http_streams(
+    server: str, url: str, headers: Mapping[str, str], session_ended: Callable[[], object]
+) -> AsyncGenerator[Any]:
+    """Streams of messages from and to a server at a URL.
+
+    Args:
+        server: name of the server, for errors.
+        session_ended: called when the server refuses a request because its session has ended.
+    """
+    async with (
+        # the request of a cancelled call stays open until the server ends it, so their number has no limit
+        _McpHttp(
+            headers=headers,
+            timeout=httpx2.Timeout(30.0, read=None, pool=None),
+            limits=httpx2.Limits(max_connections=None),
+        ) as http,
+        streamable_http_client(url, http_client=http, max_sse_event_size=MAX_ANSWER_BYTES) as (messages, write),
+    ):
+        http.server, http.session_ended = server, session_ended
+        yield messages, write
+
+
+@final
+class _McpHttp(httpx2.AsyncClient):
+    server: str
+    session_ended: Callable[[], object]
+
+    @override
+    async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
+        if request.method != "POST":
+            return await super().send(request, **options)
+        data = None
+        try:
+            response = await super().send(request, **options)
+            if response.is_error or not response.headers.get("content-type", "").startswith("text/event-stream"):
+                response = await _whole(response)
+            if not response.is_error:
+                return response
+            status, text = response.status_code, " ".join(response.text.split())[:_SHOWN_CHARS]
+            problem = f"answered HTTP {status} {response.reason_phrase}: {text}"
+            if MCP_SESSION_ID in request.headers and (status in _NO_SESSION or (status == 400 and "session" in text)):
+                self.session_ended()
+                data = SESSION_ENDED
+        except httpx2.RequestError as fault:
+            status, problem, data = 502, f"did not answer: {type(fault).__name__}: {fault}", UNREACHED
+        if status in (401, 403, 429) or status >= 500:
+            log.warning("the MCP server %s %s", self.server, problem)
+        # a JSON-RPC error fails this request alone: the SDK passes it on
+        error = {"code": INTERNAL_ERROR, "message": f"the MCP server {self.server} {problem}", "data": data}
+        return httpx2.Response(status, json={"jsonrpc": "2.0", "id": None, "error": error}, request=request)
+
+
+async def _whole(response: httpx2.Response) -> httpx2.Response:
+    body = bytearray()
+    try:
+        async for part in response.aiter_bytes():
+            body += part
+            if len(body) > MAX_ANSWER_BYTES:
+                raise httpx2.ReadError(f"the answer is longer than {MAX_ANSWER_BYTES} bytes")
+    finally:
+        await response.aclose()
+    headers = {name: response.headers[name] for name in _KEPT if name in response.headers}
+    whole = httpx2.Response(response.status_code, headers=headers, content=bytes(body), request=response.request)
+    whole.next_request = response.next_request
+    return whole
