@@ -1,6 +1,6 @@
 """Parts that the model families share: the token embedding, the norms, and the one product that applies every weight."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Shaped
 
@@ -66,44 +67,40 @@ class NotesExperts(Protocol):
         ...
 
 
-class Block:
-    """A function with weights of `weight_axes.py`, which are attributes; one that it lacks is None."""
+class Block(nnx.Module):
+    """A module with weights of `weight_axes.py` as attributes, each an `nnx.Param`; a weight that it lacks is None."""
 
-    def __init__(self, config: ModelConfig, names: Iterable[str], weights: Mapping[str, Any]) -> None:
-        self.config, self._names, self._weights = config, sorted(names), weights
-
-    def shapes(self, dtype: DTypeLike) -> dict[str, Any]:
-        """The shapes and dtypes of its weights."""
-        return {
-            name: jax.ShapeDtypeStruct(weight_shape(name, self.config), jnp.float32 if name in IN_FLOAT32 else dtype)
-            for name in self._names
-        }
+    def make_weights(self, names: Iterable[str], config: ModelConfig, dtype: DTypeLike) -> None:
+        """Zeros for the weights of these names."""
+        for name in names:
+            own_dtype = jnp.float32 if name in IN_FLOAT32 else dtype
+            setattr(self, name, nnx.Param(jnp.zeros(weight_shape(name, config), own_dtype)))
 
     def __getattr__(self, name: str) -> Any:
         if name in WEIGHT_AXES:
-            return self._weights.get(name)
+            return None
         raise AttributeError(name)
 
 
 class Embed(Block):
     """Token ids to vectors."""
 
-    def __init__(self, config: ModelConfig, weights: Mapping[str, Any], names: Iterable[str] = ()) -> None:
-        super().__init__(config, ("embedding", *names), weights)
+    def __init__(self, config: ModelConfig, dtype: DTypeLike) -> None:
         # Gemma's is the root of their width
         is_gemma = config.family in ("gemma", "gemma4")
         self.multiplier = config.hidden_size**0.5 if is_gemma else config.embedding_multiplier
+        self.make_weights(("embedding",), config, dtype)
 
     def __call__(self, tokens: Int[Array, "T"]) -> Float[Array, "T E"]:
-        x = look_up(self.embedding, tokens)
+        x = look_up(self.embedding.get_value(), tokens)
         return x if self.multiplier == 1.0 else x * jnp.asarray(self.multiplier, x.dtype)
 
 
 def project(
     spec: str,
     x: Float[Array, "..."] | Rows,
-    weight: Any,
-    bias: Float[Array, "..."] | None = None,
+    weight: nnx.Param[Any],
+    bias: nnx.Param[Float[Array, "..."]] | None = None,
     out: DTypeLike | None = None,
 ) -> Float[Array, "..."]:
     """`einsum(spec, x, weight) + bias`, with float32 multiplied as float32.
@@ -114,9 +111,10 @@ def project(
         weight: an array, a `QuantizedTensor`, which is multiplied as it lies, or one of these with adapters (`AdaptedTensor`).
         out: dtype of the product; None: that of `x`.
     """
-    if isinstance(weight, AdaptedTensor):
-        return biased(_changed(_product(spec, x, weight.base, out), spec, x, weight), bias)
-    return biased(_product(spec, x, weight, out), bias)
+    weights = weight.get_value()
+    if isinstance(weights, AdaptedTensor):
+        return biased(_changed(_product(spec, x, weights.base, out), spec, x, weights), bias)
+    return biased(_product(spec, x, weights, out), bias)
 
 
 def _product(
@@ -157,9 +155,9 @@ def _outer(inner: Float[Array, "T C"], b: Float[Array, "C ..."], out: DTypeLike)
     return _product(f"tc,c{axes}->t{axes}", inner, b, out)
 
 
-def biased(y: Float[Array, "T *axes"], bias: Any | None) -> Float[Array, "T *axes"]:
+def biased(y: Float[Array, "T *axes"], bias: nnx.Param[Any] | None) -> Float[Array, "T *axes"]:
     """Add a bias to each row, in models that have one."""
-    return y if bias is None else y + bias.astype(y.dtype)[None]
+    return y if bias is None else y + bias[...].astype(y.dtype)[None]
 
 
 def _by_xla(
@@ -203,23 +201,24 @@ def _matrix(spec: str, x: Float[Array, "..."], weight: Float[Array, "..."]) -> t
 
 def project_gated(
     x: Rows,
-    gate_up: Any,
-    down: Any,
-    gate_up_bias: Float[Array, "2 F"] | None = None,
+    gate_up: nnx.Param[Any],
+    down: nnx.Param[Any],
+    gate_up_bias: nnx.Param[Float[Array, "2 F"]] | None = None,
     *,
     activation: Activation = "silu",
 ) -> Float[Array, "T E"]:
     """A gated feed-forward network, `(act(x @ gate) * (x @ up)) @ down`, of joined matrices `[2, E, F]` and one `[F, E]`."""
-    both = gate_up.base if isinstance(gate_up, AdaptedTensor) else gate_up
+    weights = gate_up.get_value()
+    both = weights.base if isinstance(weights, AdaptedTensor) else weights
     if isinstance(both, QuantizedTensor):
         sides = both.products(x)
-        sides = biased(sides if both is gate_up else _changed(sides, "te,ef->tf", x, gate_up), gate_up_bias)
+        sides = biased(sides if both is weights else _changed(sides, "te,ef->tf", x, weights), gate_up_bias)
         rows = Gated(sides) if activation == "silu" else gated(sides[:, 0], sides[:, 1], activation)
         return project("tf,fe->te", rows, down)
     gates = _project_each(dense(x), both)
-    if both is not gate_up:
-        gates = jnp.moveaxis(_changed(jnp.moveaxis(gates, 0, 1), "te,ef->tf", x, gate_up), 1, 0)
-    gates = gates if gate_up_bias is None else gates + gate_up_bias[:, None]
+    if both is not weights:
+        gates = jnp.moveaxis(_changed(jnp.moveaxis(gates, 0, 1), "te,ef->tf", x, weights), 1, 0)
+    gates = gates if gate_up_bias is None else gates + gate_up_bias[...][:, None]
     return project("tf,fe->te", gated(gates[0], gates[1], activation), down)
 
 
@@ -247,8 +246,8 @@ def separate_heads(
 def rms_norms_of_all_heads(
     q: Float[Array, "T H D"],
     k: Float[Array, "T K D"],
-    q_scale: Float[Array, "H D"],
-    k_scale: Float[Array, "K D"],
+    q_scale: nnx.Param[Float[Array, "H D"]],
+    k_scale: nnx.Param[Float[Array, "K D"]],
     eps: float,
 ) -> tuple[Float[Array, "T H D"], Float[Array, "T K D"]]:
     """Norm queries and keys, each over all heads of a token, those of other devices too."""
@@ -256,21 +255,21 @@ def rms_norms_of_all_heads(
     q_squares, k_squares = sum_of_devices(squares)
 
     def normed(
-        x: Float[Array, "T N D"], squares: Float[Array, "T"], scale: Float[Array, "N D"]
+        x: Float[Array, "T N D"], squares: Float[Array, "T"], scale: nnx.Param[Float[Array, "N D"]]
     ) -> Float[Array, "T N D"]:
         mean = squares / (x.shape[1] * x.shape[2] * num_devices())
         wide = x.astype(jnp.float32) * jax.lax.rsqrt(mean + eps)[:, None, None]
-        return wide.astype(x.dtype) * scale[None]
+        return wide.astype(x.dtype) * scale[...][None]
 
     return normed(q, q_squares, q_scale), normed(k, k_squares, k_scale)
 
 
 def layer_norm(
-    x: Float[Array, "T E"], scale: Float[Array, "E"], bias: Float[Array, "E"], eps: float
+    x: Float[Array, "T E"], scale: nnx.Param[Float[Array, "E"]], bias: nnx.Param[Float[Array, "E"]], eps: float
 ) -> Float[Array, "T E"]:
     """Layer norm in float32, returned in x's dtype."""
     wide = x.astype(jnp.float32)
     wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
     wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
-    scale_row, bias_row = (param.astype(jnp.float32)[None] for param in (scale, bias))
+    scale_row, bias_row = (param[...].astype(jnp.float32)[None] for param in (scale, bias))
     return (wide * scale_row + bias_row).astype(x.dtype)

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from jinfercept.errors import ConfigError, ModelError
@@ -22,7 +23,7 @@ from jinfercept.models.config import ExpertsConfig, LayerKind, ModelConfig
 from jinfercept.models.experts import Choices, choose
 from jinfercept.models.llama import LlamaHead, LlamaLayer, heads_of, normed
 from jinfercept.models.parallel import look_up, sum_of_devices
-from jinfercept.models.protocol import ModelDimensions, Weights
+from jinfercept.models.protocol import ModelDimensions
 from jinfercept.models.rope import rotate
 from jinfercept.pallas.layouts.rows import Rows, gated, rms_normed
 
@@ -30,20 +31,23 @@ from jinfercept.pallas.layouts.rows import Rows, gated, rms_normed
 class Gemma4Embed(Embed):
     """The stream, and behind it the numbers of all layers."""
 
-    def __init__(self, config: ModelConfig, weights: Weights) -> None:
-        names = ["pre_projection"] if config.assistant is not None else []
+    def __init__(self, config: ModelConfig, dtype: DTypeLike) -> None:
+        super().__init__(config, dtype)
+        self.config = config
         if config.per_layer_size:
-            names += ["per_layer_embedding", "per_layer_projection", "per_layer_projection_norm"]
-        super().__init__(config, weights, names)
+            names = ("per_layer_embedding", "per_layer_projection", "per_layer_projection_norm")
+            self.make_weights(names, config, dtype)
+        if config.assistant is not None:
+            self.make_weights(("pre_projection",), config, dtype)
 
     def __call__(self, tokens: Int[Array, "T"]) -> Float[Array, "T W"]:
         x, size = super().__call__(tokens), self.config.per_layer_size
         if not size:
             return x
-        of_token = look_up(self.per_layer_embedding, tokens) * jnp.asarray(size**0.5, x.dtype)
+        of_token = look_up(self.per_layer_embedding.get_value(), tokens) * jnp.asarray(size**0.5, x.dtype)
         of_stream = project("te,ef->tf", x, self.per_layer_projection) * jnp.asarray(x.shape[-1] ** -0.5, x.dtype)
         by_layer = of_stream.reshape(len(x), -1, size)
-        by_layer = rms_normed(by_layer, self.per_layer_projection_norm, self.config.norm_eps)
+        by_layer = rms_normed(by_layer, self.per_layer_projection_norm[...], self.config.norm_eps)
         both = (by_layer.reshape(of_token.shape) + of_token) * jnp.asarray(2.0**-0.5, x.dtype)
         return jnp.concatenate([x, both], axis=1)
 
@@ -55,9 +59,9 @@ class Gemma4Embed(Embed):
 class Gemma4Layer(LlamaLayer):
     """Attention, feed-forward network and experts, each between norms, and the layer's own numbers of each token."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, *, kind: LayerKind, joined: bool) -> None:
+    def __init__(self, config: ModelConfig, dtype: DTypeLike, *, kind: LayerKind, joined: bool) -> None:
         self.kind = kind
-        super().__init__(config, weights, kind=kind, joined=joined)
+        super().__init__(config, dtype, kind=kind, joined=joined)
 
     def _attention_weights(self) -> list[str]:
         if self.kind.kv_from is not None:
@@ -93,7 +97,7 @@ class Gemma4Layer(LlamaLayer):
         if size := config.per_layer_size:
             own = gated(project("te,ef->tf", x, self.per_layer_gate), by_layer[:, :size], config.activation)
             x = x + normed(project("tf,fe->te", own, self.per_layer_up), self.per_layer_norm, config)
-        x = x * self.layer_scale[None]
+        x = x * self.layer_scale[...][None]
         return (jnp.concatenate([x, jnp.roll(by_layer, -size, axis=1)], axis=1) if size else x), kv
 
     def _attended[KV](
@@ -120,17 +124,18 @@ class Gemma4Layer(LlamaLayer):
         rows = normed(x, self.router_norm, self.config)
         logits = project("te,ex->tx", rows, self.router, out=jnp.float32) * x.shape[-1] ** -0.5
         choices = choose(logits, experts)
-        return choices._replace(factors=choices.factors * self.router_scale.astype(jnp.float32)[choices.experts])
+        return choices._replace(factors=choices.factors * self.router_scale[...].astype(jnp.float32)[choices.experts])
 
 
 class Gemma4Head(LlamaHead):
     """The head of the stream, without what layers have for themselves. That of an assistant may leave out all tokens but those
     of the likeliest clusters."""
 
-    def __init__(self, config: ModelConfig, weights: Weights) -> None:
-        names = ["post_projection"] if config.assistant is not None else []
-        names += ["centroids", "token_order"] if config.assistant is not None and config.assistant.num_clusters else []
-        super().__init__(config, weights, names)
+    def __init__(self, config: ModelConfig, dtype: DTypeLike) -> None:
+        super().__init__(config, dtype)
+        if (assistant := config.assistant) is not None:
+            clusters = ("centroids", "token_order") if assistant.num_clusters else ()
+            self.make_weights(("post_projection", *clusters), config, dtype)
 
     def __call__(self, x: Float[Array, "R W"]) -> Float[Array, "R V"]:
         x, assistant = x[:, : self.config.hidden_size], self.config.assistant
@@ -139,7 +144,7 @@ class Gemma4Head(LlamaHead):
             return logits
         scores = project("re,ec->rc", normed(x, self.norm, self.config), self.centroids)
         least = jax.lax.top_k(scores, assistant.likely_clusters)[0][:, -1:]
-        order = self.token_order.astype(jnp.int32)
+        order = self.token_order[...].astype(jnp.int32)
         clusters = jnp.zeros(logits.shape[1], jnp.int32).at[order].set(jnp.arange(len(order))[:, None])
         return jnp.where(scores[:, clusters] >= least, logits, -jnp.inf)
 

@@ -3,25 +3,25 @@ queries, keys and values joined (`joined_weights.py`)."""
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from jinfercept.models.blocks import Attend, AttendJoined, Block, layer_norm, project
 from jinfercept.models.config import PLAIN_KIND, LayerKind, ModelConfig
 from jinfercept.models.llama import LlamaHead, heads_of
 from jinfercept.models.parallel import add_partial_sums, gather_columns, on_first_device
-from jinfercept.models.protocol import Weights
 from jinfercept.models.rope import rotate, rotation
 
 
 class GPTJLayer(Block):
     """Attention and feed-forward network side by side, both added to the stream."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, *, kind: LayerKind, joined: bool) -> None:
+    def __init__(self, config: ModelConfig, dtype: DTypeLike, *, kind: LayerKind, joined: bool) -> None:
         assert kind == PLAIN_KIND, "layers of GPT-J are alike"
-        self.joined = joined
+        self.config, self.joined = config, joined
         heads = ("qkv",) if joined else ("q", "k", "v")
         names = ("norm", "norm_bias", *heads, "o", "up", "up_bias", "down", "down_bias")
-        super().__init__(config, names, weights)
+        self.make_weights(names, config, dtype)
 
     def __call__[KV](
         self, x: Float[Array, "T E"], positions: Int[Array, "T"], kv: KV, attend: Attend[KV]
@@ -37,7 +37,7 @@ class GPTJLayer(Block):
             attended, kv = attend(rotate(q, positions, rope), rotate(k, positions, rope), v, kv)
 
         inner = jax.nn.gelu(project("te,ef->tf", y, self.up, self.up_bias), approximate=True)
-        outer = project("tf,fe->te", inner, self.down) + on_first_device(self.down_bias)[None]
+        outer = project("tf,fe->te", inner, self.down) + on_first_device(self.down_bias[...])[None]
         return add_partial_sums(x, project("thd,hde->te", attended, self.o), outer), kv
 
 

@@ -13,11 +13,12 @@ layers are windowed. Qwen3-Next has the same norms, and gates for the results of
 Weights lie `[in, out]`, those of the same rows joined (`joined_weights.py`).
 """
 
-from collections.abc import Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from jinfercept.models.blocks import (
@@ -33,7 +34,6 @@ from jinfercept.models.blocks import (
 from jinfercept.models.config import ExpertsConfig, LayerKind, ModelConfig
 from jinfercept.models.experts import Choices, ExpertWeights, choose, combined
 from jinfercept.models.parallel import add_partial_sums, gather_columns, on_first_device, sum_of_devices
-from jinfercept.models.protocol import Weights
 from jinfercept.models.rope import grown, rotate, rotation
 from jinfercept.pallas.layouts.rows import Normed, Rows, dense, gated, rms_normed
 from jinfercept.pallas.layouts.scoring import Scoring
@@ -42,7 +42,7 @@ from jinfercept.pallas.layouts.scoring import Scoring
 class LlamaLayer(Block):
     """Attention, then the gated feed-forward network, each between its norms and added to the stream."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, *, kind: LayerKind, joined: bool) -> None:
+    def __init__(self, config: ModelConfig, dtype: DTypeLike, *, kind: LayerKind, joined: bool) -> None:
         config = config.of_kind(kind)
         self.config, self.joined = config, joined
         self.rope, self.scoring = kind.rope or config.rope, Scoring(kind.window, config.soft_cap)
@@ -52,7 +52,7 @@ class LlamaLayer(Block):
         post_norms = ("attn_post_norm", "ffn_post_norm") if config.post_norms else ()
         of_mixer = self._attention_weights() if kind.has_mixer else ()
         of_ffn = self._ffn_weights() if kind.has_ffn else ()
-        super().__init__(config, (*norms, *post_norms, *of_mixer, *of_ffn), weights)
+        self.make_weights((*norms, *post_norms, *of_mixer, *of_ffn), config, dtype)
 
     def _attention_weights(self) -> list[str]:
         config, names = self.config, ["qkv"] if self.joined else ["q", "k", "v"]
@@ -95,8 +95,10 @@ class LlamaLayer(Block):
         if (experts := self.experts) is None:
             return self._of_network(y)
         rows = dense(y)
-        logits = project("te,ex->tx", rows, self.router, self.router_bias, out=jnp.float32)
-        choices = choose(logits, experts, self.router_correction)
+        correction = None if self.router_correction is None else self.router_correction[...]
+        choices = choose(
+            project("te,ex->tx", rows, self.router, self.router_bias, out=jnp.float32), experts, correction
+        )
         latent = rows if self.latent_in is None else project("te,el->tl", rows, self.latent_in)
         fed = self._of_experts(latent, choices, experts, attend)
         fed = fed if self.latent_out is None else project("tl,le->te", fed, self.latent_out)
@@ -109,7 +111,8 @@ class LlamaLayer(Block):
             attend.note_experts(choices.experts)
         gate_up = self.experts_up if self.experts_gate_up is None else self.experts_gate_up
         params = (gate_up, self.experts_down, self.experts_gate_up_bias, self.experts_down_bias)
-        return combined(rows, choices, ExpertWeights(*params), experts)
+        weights = ExpertWeights(*(None if param is None else param.get_value() for param in params))
+        return combined(rows, choices, weights, experts)
 
     def _of_network(self, y: Rows) -> Float[Array, "T E"]:
         activation = self.config.activation
@@ -133,12 +136,12 @@ class LlamaLayer(Block):
         self, y: Rows, positions: Int[Array, "T"], kv: KV, attend: Attend[KV]
     ) -> tuple[Float[Array, "T H D"], KV]:
         config, eps, rope = self.config, self.config.norm_eps, self.rope
-        scoring = self.scoring._replace(sinks=self.sinks)
+        scoring = self.scoring if self.sinks is None else self.scoring._replace(sinks=self.sinks[...])
         fused = scoring.is_plain and not (config.qk_row_norm or config.norms_plus_one or rope.query_growth)
         if self.joined and fused and isinstance(attend, AttendJoined):
             turn = rotation(positions, rope)
             if self.q_norm is not None:
-                turn = turn._replace(q_norm=self.q_norm, k_norm=self.k_norm, eps=eps)
+                turn = turn._replace(q_norm=self.q_norm[...], k_norm=self.k_norm[...], eps=eps)
             return attend.joined(project("te,ekgd->tkgd", y, self.qkv, self.qkv_bias), turn, kv)
         (q, k, v), gates = heads_of(self, y), None
         if config.attention_gate:
@@ -154,11 +157,11 @@ class LlamaLayer(Block):
         attended, kv = attend(q, k, v, kv) if scoring.is_plain else attend(q, k, v, kv, scoring)
         return attended if gates is None else attended * jax.nn.sigmoid(gates), kv
 
-    def _rows(self, x: Float[Array, "T E"], norm: Float[Array, "E"] | None) -> Rows:
+    def _rows(self, x: Float[Array, "T E"], norm: nnx.Param[Float[Array, "E"]] | None) -> Rows:
         return x if norm is None else normed_rows(x, norm, self.config)
 
     def _added(
-        self, x: Float[Array, "T E"], y: Float[Array, "T E"], norm: Float[Array, "E"] | None
+        self, x: Float[Array, "T E"], y: Float[Array, "T E"], norm: nnx.Param[Float[Array, "E"]] | None
     ) -> Float[Array, "T E"]:
         if self.config.residual_multiplier != 1.0:
             y = y * self.config.residual_multiplier
@@ -173,23 +176,23 @@ def heads_of(layer: Block, y: Rows) -> tuple[Float[Array, "T H D"], Float[Array,
     return project("te,ehd->thd", y, layer.q, layer.q_bias), k, v
 
 
-def normed_rows(x: Float[Array, "T E"], norm: Float[Array, "E"], config: ModelConfig) -> Rows:
+def normed_rows(x: Float[Array, "T E"], norm: nnx.Param[Float[Array, "E"]], config: ModelConfig) -> Rows:
     """Rows behind the model's norm; a product may compute the usual one."""
-    return normed(x, norm, config) if config.norms_plus_one else Normed(x, norm, config.norm_eps)
+    return normed(x, norm, config) if config.norms_plus_one else Normed(x, norm[...], config.norm_eps)
 
 
-def normed(x: Float[Array, "... E"], norm: Float[Array, "E"], config: ModelConfig) -> Float[Array, "... E"]:
+def normed(x: Float[Array, "... E"], norm: nnx.Param[Float[Array, "E"]], config: ModelConfig) -> Float[Array, "... E"]:
     """The last axis behind the model's norm."""
     if not config.norms_plus_one:
-        return rms_normed(x, norm, config.norm_eps)
+        return rms_normed(x, norm[...], config.norm_eps)
     wide = x.astype(jnp.float32)
     wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + config.norm_eps)
-    return (wide * jnp.expand_dims(1.0 + norm.astype(jnp.float32), range(x.ndim - 1))).astype(x.dtype)
+    return (wide * jnp.expand_dims(1.0 + norm[...].astype(jnp.float32), range(x.ndim - 1))).astype(x.dtype)
 
 
-def biased_once(y: Float[Array, "T E"], bias: Float[Array, "E"] | None) -> Float[Array, "T E"]:
+def biased_once(y: Float[Array, "T E"], bias: nnx.Param[Float[Array, "E"]] | None) -> Float[Array, "T E"]:
     """A partial sum over devices with its bias, which one device adds, in models that have one."""
-    return y if bias is None else y + on_first_device(bias)[None]
+    return y if bias is None else y + on_first_device(bias[...])[None]
 
 
 class LlamaHead(Block):
@@ -197,8 +200,9 @@ class LlamaHead(Block):
 
     names = ("norm", "unembed")
 
-    def __init__(self, config: ModelConfig, weights: Weights, names: Iterable[str] = ()) -> None:
-        super().__init__(config, (*self.names, *names), weights)
+    def __init__(self, config: ModelConfig, dtype: DTypeLike) -> None:
+        self.config = config
+        self.make_weights(self.names, config, dtype)
 
     def __call__(self, x: Float[Array, "R E"]) -> Float[Array, "R V"]:
         logits = project("re,ve->rv", normed_rows(x, self.norm, self.config), self.unembed, out=jnp.float32)

@@ -1,18 +1,23 @@
 """A model of a family served as three pure functions of its parameters: embed, one layer, head (`protocol.ServedModel`).
 
-The parameters are plain pytrees of arrays. Layers of a kind are one function of different weights, so one compiled layer
-serves them. The caller keeps keys and values: it passes `attend`.
+The parameters are plain pytrees of arrays (the pure state of `nnx.split`); the static halves are split off once, when a
+`Model` is made. Layers of a kind share one of them, so one compiled layer serves them. The caller keeps keys and values: it
+passes `attend`.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Float32, Int
 
 from jinfercept.cpu_kernels import native
-from jinfercept.models.blocks import Attend, Block, Embed
+from jinfercept.models.blocks import Attend, Embed
 from jinfercept.models.config import PLAIN_KIND, LayerKind, ModelConfig
 from jinfercept.models.gemma4 import Gemma4Embed, Gemma4Head, Gemma4Layer
 from jinfercept.models.gptj import GPTJHead, GPTJLayer
@@ -49,6 +54,15 @@ class Model:
     config: ModelConfig
     joined: bool = field(default_factory=lambda: joins(), repr=False)
     stored_config: ModelConfig | None = field(default=None, repr=False)
+    _embed: nnx.GraphDef[Embed] = field(init=False, repr=False, compare=False)
+    _layers: Mapping[LayerKind, nnx.GraphDef[LlamaLayer | GPTJLayer]] = field(init=False, repr=False, compare=False)
+    _head: nnx.GraphDef[LlamaHead | GPTJHead] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        blocks = _abstract_blocks(self.config, "float32", self.joined)
+        object.__setattr__(self, "_embed", blocks.embed.static)
+        object.__setattr__(self, "_layers", {kind: block.static for kind, block in blocks.layers.items()})
+        object.__setattr__(self, "_head", blocks.head.static)
 
     def on_devices(self, num_devices: int) -> "Model":
         """The model as so many devices serve it, with KV heads repeated where they do not divide evenly, and with the weights
@@ -95,7 +109,7 @@ class Model:
 
     def embed(self, params: Weights, tokens: Int[Array, "T"], positions: Int[Array, "T"]) -> Float[Array, "T E"]:
         """Vectors of the tokens; `params` is `Params.embed`."""
-        return _ends(self.config, params, {})[0](tokens)
+        return nnx.merge(self._embed, params)(tokens)
 
     def layer[KV](
         self,
@@ -108,7 +122,7 @@ class Model:
         kind: LayerKind = PLAIN_KIND,
     ) -> tuple[Float[Array, "T E"], KV]:
         """One layer of this kind; `params` is one of `Params.layers`, `kv` whatever `attend` takes and returns."""
-        return _layer(self.config, kind, params, joined=self.joined)(x, positions, kv, attend)
+        return nnx.merge(self._layers[kind], params)(x, positions, kv, attend)
 
     def draft_inputs(
         self, params: Weights, following: Float[Array, "T E"], x: Float[Array, "T E"], norm: Float[Array, "E"]
@@ -120,16 +134,16 @@ class Model:
             following: the vectors of the next tokens.
             x: the output of a layer before the norm with this weight.
         """
-        layer = DraftLayer(self.config, params, kind=self.config.kinds[-1], joined=self.joined)
-        return layer.inputs(following, normed(x, norm, self.config))
+        layer = nnx.merge(self._layers[self.config.kinds[-1]], params)
+        return layer.inputs(following, normed(x, nnx.Param(norm), self.config))
 
     def assistant_ends(self, params: Params) -> tuple[Gemma4Embed, Gemma4Head]:
         """The embedding and the head of an assistant."""
-        return Gemma4Embed(self.config, params.embed), Gemma4Head(self.config, params.head)
+        return cast(Any, (nnx.merge(self._embed, params.embed), nnx.merge(self._head, params.head)))
 
     def head(self, params: Weights, x: Float[Array, "R E"]) -> Float32[Array, "R V"]:
         """Final norm and logits of the chosen rows; `params` is `Params.head`."""
-        return _ends(self.config, {}, params)[1](x)
+        return nnx.merge(self._head, params)(x)
 
 
 def joins() -> bool:
@@ -162,28 +176,48 @@ def abstract_params(
     experts_apart = joined and (parts_experts() if experts_apart is None else experts_apart)
     config = replace(config, vocab_size=padded_vocabulary(config.vocab_size, num_devices))
 
-    def shapes(block: Block) -> Weights:
-        weights = block.shapes(dtype)
+    def shapes(block: _AbstractBlock) -> Weights:
+        weights = dict(block.weights)
         if experts_apart and EXPERT_SIDES in weights:
             weights[EXPERT_SIDES] = jax.eval_shape(ExpertSides.of, weights[EXPERT_SIDES])
         return weights
 
-    by_kind = {kind: shapes(_layer(config, kind, {}, joined=joined)) for kind in {PLAIN_KIND, *config.kinds}}
-    embed, head = map(shapes, _ends(config, {}, {}))
+    blocks = _abstract_blocks(config, jnp.dtype(dtype).name, joined)
+    by_kind = {kind: shapes(block) for kind, block in blocks.layers.items()}
     layers = tuple(by_kind[config.kind(index)] for index in range(config.num_layers))
-    return tied(config, Params(embed, layers, head))
+    return tied(config, Params(shapes(blocks.embed), layers, shapes(blocks.head)))
 
 
-def _ends(config: ModelConfig, embed: Weights, head: Weights) -> tuple[Embed, LlamaHead]:
-    kinds = _BLOCKS[config.family]
-    return kinds[0](config, embed), kinds[2](config, head)
+class _AbstractBlock(NamedTuple):
+    """A block without its numbers: the static half of its module, and the shapes of its weights."""
+
+    static: nnx.GraphDef[Any]
+    weights: Weights
 
 
-def _layer(config: ModelConfig, kind: LayerKind, weights: Weights, *, joined: bool) -> LlamaLayer | GPTJLayer:
-    layer = DraftLayer if kind.drafts else _BLOCKS[config.family][1]
-    if kind.is_recurrent:
-        layer = Mamba2Layer if config.family == "nemotron_h" else DeltaNetLayer
-    return layer(config, weights, kind=kind, joined=joined)
+class _AbstractBlocks(NamedTuple):
+    embed: _AbstractBlock
+    layers: Mapping[LayerKind, _AbstractBlock]
+    head: _AbstractBlock
+
+
+@lru_cache(32)
+def _abstract_blocks(config: ModelConfig, dtype: str, joined: bool) -> _AbstractBlocks:
+    """The blocks of a model, made once: a start asks for them about ten times, and JAX traces each for milliseconds."""
+
+    def abstract(block: Callable[[ModelConfig, DTypeLike], nnx.Module]) -> _AbstractBlock:
+        static, state = nnx.split(nnx.eval_shape(lambda: block(config, dtype)))
+        return _AbstractBlock(static, cast(Weights, nnx.to_pure_dict(state)))
+
+    embed, layer, head = _BLOCKS[config.family]
+    recurrent = Mamba2Layer if config.family == "nemotron_h" else DeltaNetLayer
+    layers = {
+        kind: abstract(
+            partial(recurrent if kind.is_recurrent else DraftLayer if kind.drafts else layer, kind=kind, joined=joined)
+        )
+        for kind in {PLAIN_KIND, *config.kinds}
+    }
+    return _AbstractBlocks(abstract(embed), layers, abstract(head))
 
 
 def tied(config: ModelConfig, params: Params) -> Params:

@@ -36,7 +36,7 @@ class Mamba2Layer(DeltaNetLayer):
         # in place of attention, `attend` is the `StateRows` and `kv` the states, as `state_arrays` says
         sizes, rows, (tokens, states) = self._sizes, cast(StateRows, attend), cast(Any, kv)
         params = (self.delta_taps, self.mamba_taps_bias, self.delta_step_bias, self.delta_decay, self.mamba_skip)
-        taps, taps_bias, step_bias, decay, skip = (param.astype(jnp.float32) for param in params)
+        taps, taps_bias, step_bias, decay, skip = (param[...].astype(jnp.float32) for param in params)
         inputs, width = dense(y), sizes.group * sizes.value_dim
         projected = project("te,ekc->tkc", inputs, self.mamba_in)
         gates, mixed, steps = jnp.split(projected, [width, width + sizes.channels], axis=-1)
@@ -49,4 +49,4 @@ class Mamba2Layer(DeltaNetLayer):
         values, states = gated_delta_rule(written, states, rows, corrects=False)
         values = (values + v * skip[None, ..., None]).reshape(gates.shape) * jax.nn.silu(gates.astype(jnp.float32))
         values = rms_normed(values, jnp.ones(width), self.config.norm_eps).astype(inputs.dtype)
-        return values * self.mamba_norm[None], cast(KV, (tokens, states))
+        return values * self.mamba_norm[...][None], cast(KV, (tokens, states))

@@ -40,11 +40,11 @@ class DeltaNetLayer(LlamaLayer):
         rows, (tokens, states) = cast(StateRows, attend), cast(Any, kv)
         inputs = dense(y)
         mixed, gates = jnp.split(project("te,ekc->tkc", inputs, self.delta_qkvz), [self._sizes.channels], axis=-1)
-        mixed, tokens = causal_convolution(mixed, self.delta_taps.astype(jnp.float32), tokens, rows)
+        mixed, tokens = causal_convolution(mixed, self.delta_taps[...].astype(jnp.float32), tokens, rows)
         values, states = gated_delta_rule(self._delta_inputs(jax.nn.silu(mixed), inputs), states, rows)
         gates = gates.reshape(values.shape).astype(jnp.float32)
         wide = values * jax.lax.rsqrt(jnp.mean(jnp.square(values), axis=-1, keepdims=True) + self.config.norm_eps)
-        normed = self.delta_norm[None, None, None] * wide.astype(inputs.dtype)
+        normed = self.delta_norm[...][None, None, None] * wide.astype(inputs.dtype)
         output = (normed * jax.nn.silu(gates)).astype(inputs.dtype)
         return output.reshape(*output.shape[:2], -1), cast(KV, (tokens, states))
 
@@ -53,8 +53,8 @@ class DeltaNetLayer(LlamaLayer):
         q, k, v = jnp.split(wide, [sizes.key_dim, 2 * sizes.key_dim], axis=-1)
         q, k = (x * jax.lax.rsqrt(jnp.sum(jnp.square(x), axis=-1, keepdims=True) + _EPS) for x in (q, k))
         beta, steps = jnp.split(project("te,ekg->tkg", inputs, self.delta_ba).astype(jnp.float32), 2, axis=-1)
-        steps = jax.nn.softplus(steps + self.delta_step_bias.astype(jnp.float32)[None])
-        decay = -jnp.exp(self.delta_decay.astype(jnp.float32))[None] * steps
+        steps = jax.nn.softplus(steps + self.delta_step_bias[...].astype(jnp.float32)[None])
+        decay = -jnp.exp(self.delta_decay[...].astype(jnp.float32))[None] * steps
         v = v.reshape(*v.shape[:2], sizes.group, sizes.value_dim)
         return DeltaInputs(q * sizes.key_dim**-0.5, k, v, decay, jax.nn.sigmoid(beta))
 
