@@ -9,11 +9,12 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Shaped
 
-from jinfercept.errors import ModelError
+from jinfercept.errors import ModelError, shown
 from jinfercept.models.checkpoint import PackedRows, Packing, StoredExperts, TensorNames
 from jinfercept.models.config import ARCHITECTURES, Family, ModelConfig
 from jinfercept.models.hf_config import architecture_name, config_from_hf, with_draft_layer
@@ -229,6 +230,8 @@ class HFCheckpoint:
         stored = {name: StoredType(at.file.shapes[at.name], at.file.dtypes[at.name]) for name, at in placed.items()}
         shapes, packed = {name: of.shape for name, of in stored.items()}, dict[str, tuple[int, ...]]()
         in_words = next((name for name in stored if name.endswith(".qweight")), None)
+        if parsed.get("quantization_config") is None and (in_words or not stored):
+            parsed = _stated_apart(directory)
         if (words := format_of(parsed.get("quantization_config"))) is not None:
             packed = words.weights(stored)
             shapes = {name: shape for name, shape in shapes.items() if not name.endswith(words.parts)} | packed
@@ -236,7 +239,7 @@ class HFCheckpoint:
             raise ModelError(
                 "weights are stored in words, and nothing says in which",
                 got=in_words[:200],
-                fix="put quantization_config into config.json, from quantize_config.json if there is one",
+                fix="put quantization_config into config.json, or quantize_config.json beside it",
             )
         rows = rows_in(shapes, config, FUSED if architecture.fused else {})
         shapes = shapes_with(shapes, rows)
@@ -339,6 +342,20 @@ def names_of(config: ModelConfig, shapes: Iterable[str] = ()) -> TensorNames:
         f"{layer}{name}.weight" for layer in of_layers for name in shared
     )  # of layers that read others' keys
     return replace(names, ignored=names.ignored + unread)
+
+
+def _stated_apart(directory: Path) -> Mapping[str, Any]:
+    """The quantisation in AutoGPTQ's `quantize_config.json` or AutoAWQ's `quant_config.json`, as in `config.json`."""
+    for file in (directory / "quantize_config.json", directory / "quant_config.json"):
+        if file.is_file():
+            stated = read_json(file)
+            if not isinstance(stated, dict):
+                raise ModelError(f"{file.name} is a JSON object", got=shown(stated), fix="download it again")
+            if "w_bit" in stated:
+                names = {"w_bit": "bits", "q_group_size": "group_size"}
+                stated = {"quant_method": "awq"} | {names.get(key, key): value for key, value in stated.items()}
+            return {"quantization_config": {"quant_method": "gptq"} | stated}
+    return {}
 
 
 def read_config(directory: Path, *, draft_layer: bool = False) -> ModelConfig:

@@ -2,12 +2,13 @@
 
 `model.safetensors` counts before the files of `model.safetensors.index.json`, these before `pytorch_model.bin`, and that before
 the files of its index. Without any of them all `.safetensors` count, or all `pytorch_model*.bin`; Mistral's own
-`consolidated*.safetensors`, beside the converted ones, never do. No name may be in two files that count.
+`consolidated*.safetensors`, beside the converted ones, never do. No name may be in two files that count, nor in another
+`.safetensors` beside `model.safetensors`: which of the two is meant cannot be known.
 """
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
@@ -129,13 +130,12 @@ def placed_tensors(directory: Path, base: str, *, partly: bool) -> dict[str, Pla
     placed: dict[str, Placed] = {}
     for file in files:
         for name in file.shapes:
-            if (first := placed.get(plain[name])) is not None:
-                raise ModelError(
-                    "two weights of the model have the same name",
-                    got=f"{first.name[:200]} of {first.file.path.name} and {name[:200]} of {file.path.name}",
-                    fix="move the file that is not meant out of the directory",
-                )
+            _refuse_second(placed.get(plain[name]), file.path, name)
             placed[plain[name]] = Placed(file, name)
+    if [file.path.name for file in files] == ["model.safetensors"]:
+        by_name = {tensor.name: tensor for tensor in placed.values()}
+        for path, name in _names_beside(directory):
+            _refuse_second(by_name.get(name), path, name)
     return placed
 
 
@@ -190,6 +190,15 @@ def _draft_name(name: str, layer: str) -> str:
     return layer + name if name.startswith(_DRAFT) else name
 
 
+def _refuse_second(first: Placed | None, path: Path, name: str) -> None:
+    if first is not None:
+        raise ModelError(
+            "two weights of the model have the same name",
+            got=f"{first.name[:200]} of {first.file.path.name} and {name[:200]} of {path.name}",
+            fix="move the file that is not meant out of the directory",
+        )
+
+
 def _files(directory: Path, partly: bool) -> list[SafetensorsFile] | list[TorchFile]:
     if paths := _paths(directory, "model", "safetensors", "*.safetensors", partly):
         return [SafetensorsFile.open(path) for path in paths]
@@ -212,6 +221,15 @@ def _paths(directory: Path, stem: str, suffix: str, pattern: str, partly: bool) 
             "the model's index names files that are not there", got=", ".join(missing)[:500], fix="download them"
         )
     return files
+
+
+def _names_beside(directory: Path) -> Iterator[tuple[Path, str]]:
+    for path in sorted(directory.glob("*.safetensors")):
+        if path.name != "model.safetensors" and not path.name.startswith(_FOREIGN):
+            try:
+                yield from ((path, name) for name in SafetensorsFile.open(path).shapes)
+            except ModelError:  # it is not used
+                continue
 
 
 def _named(index: Path) -> list[str]:

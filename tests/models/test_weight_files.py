@@ -17,7 +17,7 @@ from jinfercept.chat.tokenizer.load import load_tokenizer
 from jinfercept.errors import ModelError
 from jinfercept.models.gguf_weights import GGUFCheckpoint
 from jinfercept.models.hf_weights import HFCheckpoint
-from jinfercept.models.load import load
+from jinfercept.models.load import load, quantization_of
 from jinfercept.models.quantized import is_quantized
 from jinfercept.models.torch_weights import TorchFile
 from jinfercept.models.weight_files import SafetensorsFile
@@ -71,6 +71,13 @@ def save_other(directory: Path, file: str, name: str = "model.norm.weight") -> N
 
 
 STORED = load_file(GOLDEN / "llama_gqa" / "model.safetensors")["model.norm.weight"].astype(np.float32)
+
+
+@pytest.mark.parametrize("other", ["aaa.safetensors", "zzz.safetensors", "model.old.safetensors"])
+def test_a_name_in_a_second_file_is_an_error_that_names_both(copied: Path, other: str) -> None:
+    save_other(copied, other)
+    with pytest.raises(ModelError, match=rf"model.norm.weight of model.safetensors and model.norm.weight of {other}"):
+        load(copied)
 
 
 def test_other_files_beside_the_weights_are_not_mixed_in(copied: Path) -> None:
@@ -267,13 +274,32 @@ def test_a_quantised_head_is_read(tmp_path: Path) -> None:
     np.testing.assert_array_equal(head.dense(), weight)
 
 
-def test_words_without_a_description_are_refused(tmp_path: Path) -> None:
+def test_how_words_are_stored_may_be_told_apart(tmp_path: Path) -> None:
     words.write(tmp_path, words.KINDS["gptq"])
     config = config_of(tmp_path)
-    del config["quantization_config"]
+    how = config.pop("quantization_config")
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match=r"nothing says in which; got .*qweight.*quantize_config.json"):
         load(tmp_path)
+    (tmp_path / "quantize_config.json").write_text(json.dumps({key: how[key] for key in how if key != "quant_method"}))
+    assert quantization_of(tmp_path) == "gptq"
+    as_plain(tmp_path)
+
+
+def test_words_of_autoawq_may_be_told_apart(tmp_path: Path) -> None:
+    words.write(tmp_path, words.KINDS["awq"])
+    config = config_of(tmp_path)
+    del config["quantization_config"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    how = {"w_bit": 4, "q_group_size": words.GROUP, "zero_point": True, "version": "GEMM"}
+    (tmp_path / "quant_config.json").write_text(json.dumps(how))
+    as_plain(tmp_path)
+
+
+def test_a_note_about_words_beside_plain_weights_means_nothing(copied: Path) -> None:
+    (copied / "quantize_config.json").write_text('{"bits": 3}')
+    np.testing.assert_array_equal(norm(copied), STORED)
+    assert quantization_of(copied) is None
 
 
 def test_layers_that_dynamic_leaves_out_are_plain(tmp_path: Path) -> None:
