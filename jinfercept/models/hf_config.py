@@ -34,7 +34,7 @@ from jinfercept.models.hf_keys import (
     require,
     text_config,
 )
-from jinfercept.models.hf_rope import ropes_from_hf
+from jinfercept.models.hf_rope import check_rope_objects, ropes_from_hf
 from jinfercept.pallas.layouts.rows import Activation
 
 _DELTA_KEYS = {
@@ -45,6 +45,16 @@ _DELTA_KEYS = {
     "nemotron_h": ("n_groups", "mamba_num_heads", "ssm_state_size", "mamba_head_dim", "conv_kernel"),
 }
 """By family, the names of the fields of `DeltaNetConfig`."""
+_SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "rms_norm_eps")
+_SIZES += ("max_position_embeddings", "n_embd", "n_layer", "n_head", "n_positions", "rotary_dim", "layer_norm_epsilon")
+_SIZES += ("moe_intermediate_size", "shared_expert_intermediate_size", "num_experts", "num_experts_per_tok")
+_SIZES += ("n_routed_experts", "n_shared_experts", "moe_shared_expert_intermediate_size")
+_SIZES += ("full_attention_interval", "no_rope_layer_interval", "decoder_sparse_step", *sum(_DELTA_KEYS.values(), ()))
+_OR_0 = ("moe_latent_size", "num_key_value_heads", "head_dim", "sliding_window", "max_window_layers", "n_inner")
+_OR_0 += ("hidden_size_per_layer_input", "num_kv_shared_layers", "global_head_dim")
+_OR_0 += ("num_global_key_value_heads", "top_k_experts", "vocab_size_per_layer_input")
+_OR_0 += ("sliding_window_pattern", "_sliding_window_pattern", "first_k_dense_replace", "num_nextn_predict_layers")
+"""Sizes for which 0 stands for none."""
 _ROPE_KEYS = ("rope_scaling", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
 _BIASES = ("attention_bias", "mlp_bias")
 _BESIDE = frozenset((*_ROPE_KEYS, *_BIASES, "quantization_config", "head_dim", "hidden_act", "layer_types"))
@@ -123,8 +133,8 @@ def with_draft_layer(model: ModelConfig, config: Mapping[str, Any]) -> ModelConf
 
 
 def _check_sizes(config: Mapping[str, Any], name: str) -> Set[str]:
-    """The keys that are understood. Raises `ModelError` for others that could change the output, and unless those sizes are
-    there that tell a model from others of its architecture."""
+    """The keys that are understood. Raises `ModelError` for others that could change the output, and unless the sizes are
+    right, and those there that tell a model from others of its architecture."""
     from transformers import CONFIG_MAPPING, PreTrainedConfig  # a second to import
 
     own, architecture = CONFIG_MAPPING[name], ARCHITECTURES[name]
@@ -133,11 +143,17 @@ def _check_sizes(config: Mapping[str, Any], name: str) -> Set[str]:
     understood |= set[str]() if name == "gptj" else _BESIDE
     understood |= _EXPERT_KEYS if architecture.has_experts else set[str]()
     check_keys(config, understood, where="config.json")
+    for key, other in {**own.attribute_map, "num_local_experts": "num_experts"}.items():
+        if None not in (config.get(key), config.get(other)) and config[key] != config[other]:
+            got = f"{key} {config[key]} and {other} {config[other]}"
+            raise ModelError("config.json says a size twice, in two ways", got=got[:200], fix="correct the file")
     if name == "nemotron_h":  # whose list of layers counts
         config = {"num_hidden_layers": 1, **config}
     sizes = ["hidden_size", "num_hidden_layers", *(["num_attention_heads"] if name != "gemma3_text" else [])]
     sizes = [key if key in config else own.attribute_map.get(key, key) for key in sizes]
     require(config, sizes, where="config.json")
+    stated = [key for key in (*_SIZES, *_OR_0) if key in understood and config.get(key) is not None]
+    check_numbers(config, [key for key in stated if config[key] or key in _SIZES])
     check_num_layers(config[sizes[1]])
     return understood
 
@@ -146,6 +162,7 @@ def _filled(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The config with what transformers puts in place of keys that are not there."""
     from transformers import CONFIG_MAPPING  # a second to import
 
+    check_rope_objects(config)
     config = {key: value for key, value in config.items() if value is not None or not key.endswith("_pattern")}
     config |= {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}  # its own may be beyond the vocabulary
     log = logging.getLogger("transformers")  # whose warnings are of what is checked here

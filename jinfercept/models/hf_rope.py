@@ -110,6 +110,16 @@ def _rope(rope: Mapping[str, Any], head_dim: int, max_position: int, architectur
     return Rope(plain, max_position)
 
 
+def check_rope_objects(config: Mapping[str, Any]) -> None:
+    """Raise `ModelError` for a rotary embedding that is no object, and warn of two, of which transformers takes one."""
+    stated = {key: config[key] for key in ("rope_scaling", "rope_parameters") if config.get(key) not in (None, {})}
+    for key, rope in stated.items():
+        if not isinstance(rope, Mapping):
+            raise ModelError(f"{key} of config.json is an object", got=shown(rope), fix="correct the file")
+    if len(stated) == 2 and stated["rope_scaling"] != stated["rope_parameters"]:
+        log.warning("config.json has rope_scaling and rope_parameters: rope_scaling counts, as in transformers")
+
+
 def _rotary_share(rope: Mapping[str, Any]) -> float:
     share = rope.get("partial_rotary_factor")
     if share is None:

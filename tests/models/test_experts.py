@@ -144,9 +144,10 @@ def test_layers_without_experts_are_a_kind(change: dict, dense: list[bool]) -> N
     ("name", "change", "words"),
     [
         ("qwen3_moe", {"mlp_only_layers": 1}, "mlp_only_layers"),
-        ("qwen3_moe", {"decoder_sparse_step": 0}, "modulo"),
+        ("qwen3_moe", {"decoder_sparse_step": 0}, "decoder_sparse_step"),
         ("gpt_oss", {"swiglu_limit": "seven"}, "swiglu_limit"),
         ("qwen3_moe", {"num_experts": 0, "num_local_experts": 0}, "num_experts"),
+        ("qwen3_moe", {"num_experts": 4}, "says a size twice"),
         ("qwen3_moe", {"norm_topk_prob": 1}, "norm_topk_prob"),
         ("qwen3_moe", {"num_experts_per_tok": 9}, "9 of 8"),
         ("qwen3_moe", {"shared_expert_intermediate_size": 8}, "shared_expert_intermediate_size"),
@@ -154,7 +155,7 @@ def test_layers_without_experts_are_a_kind(change: dict, dense: list[bool]) -> N
         ("glm4_moe", {"first_k_dense_replace": "one"}, "first_k_dense_replace"),
         ("glm4_moe", {"routed_scaling_factor": 0.0}, "routed_scaling_factor"),
         ("mixtral", {"num_local_experts": "six"}, "num_local_experts"),
-        ("mixtral", {"num_experts_per_tok": 0}, "per_token"),
+        ("mixtral", {"num_experts_per_tok": 0}, "num_experts_per_tok"),
         ("llama_gqa", {"num_local_experts": 4}, "num_local_experts"),
     ],
 )

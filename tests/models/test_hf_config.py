@@ -18,6 +18,22 @@ def _tiny(name: str) -> dict:
     return json.loads((GOLDEN / name / "config.json").read_text())
 
 
+def test_a_llama_config_is_read():
+    config = config_from_hf(_tiny("llama_gqa"))
+    assert (config.family, config.num_heads, config.num_kv_heads, config.head_dim) == ("llama", 4, 2, 8)
+    assert config.rope == RopeConfig(theta=10_000.0, rotary_dim=8)
+    assert not config.tie_embeddings
+
+
+@pytest.mark.parametrize(
+    ("name", "bias", "norm"),
+    [("llama_mha", False, False), ("mistral", False, False), ("qwen2", True, False), ("qwen3", False, True)],
+)
+def test_relatives_of_llama_differ_in_biases_and_norms(name, bias, norm):
+    config = config_from_hf(_tiny(name))
+    assert (config.family, config.qkv_bias, config.qk_norm) == ("llama", bias, norm)
+
+
 def test_ministral_3_without_rope_parameters_has_the_defaults_of_transformers():
     config = _tiny("ministral3")
     del config["rope_parameters"]
@@ -112,6 +128,12 @@ def test_gptj_6b_is_read_as_published():
     assert kv_bytes_per_token(config, "float16") == 448 * 1024
 
 
+def test_a_gptj_config_is_read():
+    config = config_from_hf(_tiny("gptj"))
+    assert (config.family, config.num_kv_heads, config.head_dim, config.ffn_size) == ("gptj", 2, 16, 64)
+    assert config.rope == RopeConfig(theta=10_000.0, rotary_dim=8, interleaved=True)
+
+
 def test_old_llama_configs_have_full_attention_and_derived_head_dim():
     config = _tiny("llama_gqa") | {"head_dim": None, "num_key_value_heads": None}
     read = config_from_hf(config)
@@ -156,11 +178,11 @@ def test_yarn_multiplies_by_the_papers_factor_unless_told_otherwise():
         ({"hidden_act": "relu"}, "hidden_act"),
         ({"attention_bias": "yes"}, "attention_bias"),
         ({"num_key_value_heads": 3}, "4 and 3"),
-        ({"num_key_value_heads": -4}, "num_kv_heads"),
+        ({"num_key_value_heads": -4}, "num_key_value_heads"),
         ({"hidden_size": "64"}, "hidden_size"),
         ({"hidden_size": -4}, "hidden_size"),
         ({"hidden_size": 1.5}, "hidden_size"),
-        ({"max_position_embeddings": 0}, "max_position"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings"),
         ({"max_position_embeddings": "a"}, "max_position_embeddings"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps"),
         ({"rope_parameters": []}, "rope_parameters"),

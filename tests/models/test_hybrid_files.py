@@ -56,6 +56,7 @@ def test_weights_may_be_joined(name: str, joined: bool, monkeypatch: pytest.Monk
         ("qwen3_next", {"layer_types": ["linear_attention", "sliding_attention"] * 2}, "layer_types of the config"),
         ("qwen3_next", {"linear_num_value_heads": 6}, "value heads of recurrent layers must divide evenly"),
         ("qwen3_next", {"linear_conv_kernel_dim": 1}, "num_taps is a whole number from 2 on"),
+        ("qwen3_next", {"shared_expert_intermediate_size": 0}, "shared_expert_intermediate_size of the config"),
         ("qwen3_next", {"attn_output_gate": False}, "attn_output_gate of config.json is not supported"),
         ("qwen3_5", {"num_experts": 4}, "not understood"),
         ("nemotron_h", {"layers_block_type": ["full_attention", "mlp"]}, "layers with attention and recurrent ones"),

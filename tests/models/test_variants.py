@@ -155,17 +155,19 @@ def test_keys_that_change_nothing_are_let_be(base: str, changes: dict[str, Any])
         ("llama_gqa", {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 9.0}}}, "full_atten"),
         ("qwen3", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "alpha": 3}}, "alpha 3"),
         ("qwen2", {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}}, "mrope_section"),
-
+        ("qwen2", {"rope_scaling": {"type": "su"}}, "su"),
         ("phi3", {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0]}}, "long_factor"),
         ("phi3", {"rope_scaling": {"type": "default", "partial_rotary_factor": 1.5}}, "partial_rotary_factor"),
         ("phi3", {"resid_scale": 2.0}, "resid_scale"),
-
+        ("phi3", {"full_attn_mod": 2}, "full_attn_mod"),
         ("granite", {"attention_multiplier": -1.0}, "attention_multiplier"),
-
-
-
+        ("granite", {"logits_scaling": True}, "logits_scaling"),
+        ("granite", {"num_local_experts": 8}, "num_local_experts"),
+        ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers"),
         ("smollm3", {"no_rope_layers": [1, 2, 0]}, "no_rope_layers"),
-        ("smollm3", {"no_rope_layers": None, "no_rope_layer_interval": 0}, "modulo by zero"),
+        ("smollm3", {"no_rope_layers": None, "no_rope_layer_interval": 0}, "no_rope_layer_interval"),
+        ("llama_gqa", {"rope_scaling": "yarn"}, "rope_scaling"),
+        ("llama_gqa", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ("llama_gqa", {"rope_scaling": {"type": "dynamic"}}, "dynamic.*factor"),
         ("llama_gqa", {"rope_scaling": {"type": "proportional", "partial_rotary_factor": 0}}, "partial_rotary_factor"),
         ("llama_mha", {"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}}, "short_factor"),
@@ -202,12 +204,19 @@ def test_keys_that_change_nothing_are_let_be(base: str, changes: dict[str, Any])
         ("qwen3", {"use_sliding_window": "no"}, "use_sliding_window"),
         ("gptj", {"rope_theta": 500.0}, "rope_theta"),
         ("gptj", {"scale_attn_weights": False}, "scale_attn_weights"),
+        ("gptj", {"hidden_size": 64}, "hidden_size 64 and n_embd 32"),
         ("gptj", {"activation_function": "relu"}, "activation_function"),
     ],
 )  # fmt: skip
 def test_a_key_that_could_change_the_numbers_is_refused_by_name(base: str, changes: dict[str, Any], named: str) -> None:
     with pytest.raises(ModelError, match=named):
         config_from_hf(config_of(base) | changes)
+
+
+def test_rope_scaling_beside_rope_parameters_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    variant = VARIANTS["rope_scaling beside rope_parameters"]
+    config_from_hf(config_of(variant["base"]) | variant["changes"])
+    assert "rope_scaling counts" in caplog.text
 
 
 def test_bfloat16_heads_are_turned_in_float32():
