@@ -9,7 +9,7 @@ from jinfercept.cli.command import Entry, run_command_line
 from jinfercept.cli.options import HOSTS, Files, Maybe, ModelName, Several, Switch, engine_flags
 from jinfercept.config import EngineOptions
 from jinfercept.errors import ConfigError
-from jinfercept.sim.tables import check_least, numbers
+from jinfercept.sim.reports import check_least, numbers
 
 COMMANDS: Mapping[str, Entry] = {
     "throughput": Entry(
@@ -65,7 +65,7 @@ class FleetLoad:
     def run(self) -> int:
         """Play the sessions; returns 1 if an answer differs from one replica's, or a request fails."""
         from benchmarks.fleet import FleetShape, fleet_command
-        from jinfercept.sim.tables import check_least
+        from jinfercept.sim.reports import check_least
 
         for name in ("replicas", "sessions", "turns"):
             check_least(f"--{name}", getattr(self, name), 1)
@@ -91,7 +91,7 @@ class KVDType:
     def run(self) -> int:
         """Measure; returns 0. Raises `ConfigError` if the options make no sense."""
         from benchmarks.kv_dtype import KVDTypeBench, kv_dtype_command
-        from jinfercept.sim.tables import check_least
+        from jinfercept.sim.reports import check_least
 
         for name, least in (("windows", 1), ("window_tokens", 2), ("new_tokens", 1)):
             check_least("--" + name.replace("_", "-"), getattr(self, name), least)

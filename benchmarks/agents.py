@@ -29,8 +29,7 @@ from benchmarks.servers import Reply, Target, child_server, complete, make_targe
 from jinfercept.cli.options import HOSTS, Maybe, Repeated, engine_flags
 from jinfercept.config import EngineOptions
 from jinfercept.errors import ConfigError
-from jinfercept.sim.reports import check_outputs, write_json
-from jinfercept.sim.tables import check_least, plain_table, show
+from jinfercept.sim.reports import check_least, check_outputs, plain_table, show, write_json
 
 LENGTHS = Path(__file__).with_name("agent_lengths.jsonl")
 BLOCK = 64

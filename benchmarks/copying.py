@@ -16,7 +16,7 @@ from benchmarks.throughput import token_times
 from jinfercept.cli.options import HOSTS, ModelName, Several, engine_flags
 from jinfercept.config import EngineOptions, SpeculativeConfig
 from jinfercept.errors import ConfigError
-from jinfercept.sim.tables import check_least, numbers, plain_table, show
+from jinfercept.sim.reports import check_least, numbers, plain_table, show
 from jinfercept.start.progress import StartDisplay
 
 if TYPE_CHECKING:

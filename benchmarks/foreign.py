@@ -29,7 +29,7 @@ from benchmarks.servers import child_server
 from jinfercept.cli.options import Maybe, Switch
 from jinfercept.errors import ConfigError
 from jinfercept.models.embedded import cache_directory
-from jinfercept.sim.tables import plain_table, show
+from jinfercept.sim.reports import plain_table, show
 
 _PEERS = Path(__file__).parent / "peers"
 _RUN_S = 600.0

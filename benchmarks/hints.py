@@ -24,18 +24,23 @@ from jinfercept.cli.options import Maybe
 from jinfercept.outputs import RequestOutput
 from jinfercept.request import FollowUp, Request
 from jinfercept.sched.named_profiles import PROFILES
-from jinfercept.sched.order import Order
-from jinfercept.sched.orders import LONGER, MissingWork
+from jinfercept.sched.orders import LONGER, MissingWork, Order
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.sequence import Sequence as Scheduled
 from jinfercept.sim.agent_sessions import fitting
-from jinfercept.sim.reports import check_outputs, write_json
-from jinfercept.sim.scripted import ScriptedDispatcher, drive, plain_tokens
-from jinfercept.sim.session_clients import NEVER_S, NUMBERS, SessionClients, SessionLoad, session_tokens
-from jinfercept.sim.simulation import Simulation
-from jinfercept.sim.simulator import VirtualClock
-from jinfercept.sim.tables import check_least, plain_table, show
-from jinfercept.sim.trace_files import load_sessions as load_trace
+from jinfercept.sim.agent_sessions import load_sessions as load_trace
+from jinfercept.sim.reports import check_least, check_outputs, plain_table, show, write_json
+from jinfercept.sim.scripted import (
+    NEVER_S,
+    NUMBERS,
+    ScriptedDispatcher,
+    SessionClients,
+    SessionLoad,
+    drive,
+    plain_tokens,
+    session_tokens,
+)
+from jinfercept.sim.simulation import Simulation, VirtualClock
 
 _TTL_S = 300.0
 _POOL, _PAGE, _LIVE = 400_000, 64, 8
@@ -200,7 +205,7 @@ def simulated(hint: Hint | None, seed: int, duration_s: float) -> Measured:
     engine, _ = simulation.open_engine(clock, dispatcher)
     clients = SessionClients(load, session_tokens, known_durations=True)
     hinted = _HintedClients(clients, _plain if hint is None else hint.simulated)
-    drive(engine, dispatcher, clock, hinted, simulation.most_s, lambda now, end: None)
+    drive(engine, dispatcher, clock, hinted, simulation.most_s)
     records = [record for record in clients.records if record.submitted_s > duration_s / 4]
     delays = {
         even: [record.delay_s for record in records if _preferred(record.session // NUMBERS) is even]

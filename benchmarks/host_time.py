@@ -30,10 +30,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from jinfercept.engine.dispatcher import Dispatcher
+from jinfercept.engine.dispatcher import Dispatcher, RealClock
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.lifecycle import RequestLifecycle
-from jinfercept.engine.protocols import RealClock
 from jinfercept.models.hf_config import config_from_hf
 from jinfercept.models.model import Model, abstract_params
 from jinfercept.request import Request

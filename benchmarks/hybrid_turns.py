@@ -34,8 +34,7 @@ from jinfercept.errors import ConfigError
 from jinfercept.llm import LLM
 from jinfercept.request import FollowUp
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.sim.reports import check_outputs, write_json
-from jinfercept.sim.tables import check_least, plain_table, show
+from jinfercept.sim.reports import check_least, check_outputs, plain_table, show, write_json
 from studies.plots import check_drawing
 
 CHECKPOINTS = {

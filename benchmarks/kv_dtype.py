@@ -18,7 +18,7 @@ from rich.console import Console
 from jinfercept.config import KVDTypeChoice, LLMOptions
 from jinfercept.llm import LLM
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.sim.tables import TextTable
+from jinfercept.sim.reports import TextTable
 
 FORMATS: tuple[KVDTypeChoice, ...] = ("auto", "int8", "fp8")
 INT8_ACTIVATIONS = "auto, int8 activations"

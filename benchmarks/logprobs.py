@@ -18,7 +18,7 @@ from jinfercept.llm import LLM
 from jinfercept.logprob_check import forward_logits, next_logprobs
 from jinfercept.models.protocol import Params, ServedModel
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.sim.tables import TextTable
+from jinfercept.sim.reports import TextTable
 
 NUM_PROMPTS = 8
 """Drawn together, of 10 to 150 random tokens."""

@@ -94,7 +94,7 @@ def _costs(setup: EngineSetup, name: str, sizes: Sizes) -> list[Cost]:
         params = with_adapter(model, params, slot, sizes.rank, _random_adapter(model, room, slot))
     shape = replace(setup.shape, num_adapters=sizes.adapters)
     adapted = ModelRunner(model, params, shape, attention=setup.config.advanced.attention)
-    adapted.allocate()
+    adapted.reset()
     try:
         return [_compare(name, setup.runner, adapted, shape, rows) for rows in sizes.rows]
     finally:

@@ -22,7 +22,7 @@ from jinfercept.sched.estimator import HistoryEstimator
 from jinfercept.sched.named_profiles import PROFILES
 from jinfercept.sched.plan_builder import PlannedStep
 from jinfercept.sched.policies import SETTINGS, PolicyInputs
-from jinfercept.sched.scheduler import Scheduler
+from jinfercept.sched.scheduler import Scheduler, SchedulerLimits
 from jinfercept.sched.sequence import CallDuration, PendingCall, Sequence
 
 PAGE_SIZE = 32
@@ -49,10 +49,7 @@ class Desk:
             made,
             profile,
             estimator,
-            buckets=(1, 8, 32, 128, 512, 2048),
-            max_num_seqs=running + 8,
-            max_model_len=CONTEXT_TOKENS + MAX_MODEL_LEN,
-            chunk_tokens=2048,
+            SchedulerLimits((1, 8, 32, 128, 512, 2048), running + 8, CONTEXT_TOKENS + MAX_MODEL_LEN),
         )
         for number in range(running + intercepted):
             tokens = [number] * CONTEXT_TOKENS

@@ -10,18 +10,25 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import NamedTuple, final
 
+from jinfercept.engine.dispatcher import RealClock
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.lifecycle import RequestLifecycle
 from jinfercept.engine.meter.counts import LIMITS
 from jinfercept.engine.meter.ledger import Prices
 from jinfercept.engine.meter.request_log import RequestLog
-from jinfercept.engine.protocols import RealClock
 from jinfercept.request import Request
 from jinfercept.runner.runner import ForwardTicket, ModelRunner, StepTicket
 from jinfercept.sched.plan import Masks, StepPlan, StepResult
 from jinfercept.sim.run_stats import Report, RunStats
-from jinfercept.sim.scripted import Progress, ScriptedDispatcher, drive, play
-from jinfercept.sim.session_clients import SessionClients, SessionLoad, TurnRecord, Writer
+from jinfercept.sim.scripted import (
+    ScriptedDispatcher,
+    SessionClients,
+    SessionLoad,
+    TurnRecord,
+    Writer,
+    drive,
+    play,
+)
 from jinfercept.sim.simulation import Simulation
 from jinfercept.start.start import EngineSetup
 
@@ -77,7 +84,6 @@ def replay(
     requests: Sequence[tuple[float, Request]] | SessionLoad,
     write: Writer,
     duration_s: float,
-    progress: Progress = lambda now, end: None,
     warm_up_s: float = 0.0,
 ) -> Replayed:
     """Play requests in real time under a policy, on the weights and executables of an engine setup that serves nothing else.
@@ -86,7 +92,6 @@ def replay(
         requests: greedy ones, with the second at which each arrives, in order; or sessions.
         write: the tokens that calls return, and those of sessions.
         duration_s: seconds of arrivals; unfinished requests are aborted after as many seconds again, of live sessions at once.
-        progress: called a few times a second.
         warm_up_s: turns of sessions that are submitted in these first seconds are in no delay, no latency and no goodput.
 
     Returns:
@@ -111,12 +116,12 @@ def replay(
         with setup.settings():
             if isinstance(requests, SessionLoad):
                 clients = SessionClients(requests, write, started_s=clock.now())
-                lasted = drive(engine, dispatcher, clock, clients, most_s(requests, duration_s), progress)
+                lasted = drive(engine, dispatcher, clock, clients, most_s(requests, duration_s))
                 pool = setup.memory_plan.kv_tokens
                 report = accounts.session_report(clients, lasted, scheduler.counters, pool, warm_up_s)
                 streams, turns = clients.streams, clients.records
             else:
-                played = play(engine, dispatcher, clock, requests, most_s(requests, duration_s), progress)
+                played = play(engine, dispatcher, clock, requests, most_s(requests, duration_s))
                 report = accounts.report(played, requests, scheduler.counters, setup.memory_plan.kv_tokens)
                 streams = {output.request_id: output.outputs[0].token_ids for output in played.outputs}
         host_s = (time.thread_time() - started_s - runner.seconds) / max(accounts.iterations, 1)

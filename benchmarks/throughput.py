@@ -29,8 +29,16 @@ from jinfercept.errors import ConfigError
 from jinfercept.events import Event, Token
 from jinfercept.models import embedded
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.sim.reports import check_outputs, write_json
-from jinfercept.sim.tables import check_least, listed, number_text, numbers, plain_table, show
+from jinfercept.sim.reports import (
+    check_least,
+    check_outputs,
+    listed,
+    number_text,
+    numbers,
+    plain_table,
+    show,
+    write_json,
+)
 from jinfercept.start.progress import StartDisplay
 from jinfercept.version import __version__
 

@@ -24,7 +24,7 @@ from jinfercept.models.load import locate
 from jinfercept.models.model import untied
 from jinfercept.models.protocol import Params
 from jinfercept.serve.process import trim_heap
-from jinfercept.sim.tables import TextTable
+from jinfercept.sim.reports import TextTable
 
 _WARM, _TIMED, _SHOWN = 3, 5, 5
 GIB = 2**30

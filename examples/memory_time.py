@@ -11,8 +11,8 @@ knowledge of the future. The estimator of durations is not asked either: it pred
 from collections import deque
 from typing import NamedTuple, final
 
-from jinfercept.sched.durations import recent
-from jinfercept.sched.order import Order
+from jinfercept.sched.estimator import recent
+from jinfercept.sched.orders import Order
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.sequence import Sequence, State
 

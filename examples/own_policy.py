@@ -12,9 +12,8 @@ from jinfercept.sched.named_profiles import PROFILES
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.policy import Action, Move, Policy
 from jinfercept.sched.sequence import Sequence, State
-from jinfercept.sim.arrivals import arrivals
 from jinfercept.sim.simulation import Simulation
-from jinfercept.sim.workload import draw
+from jinfercept.sim.workload import arrivals, draw
 
 
 class LastBackFirst(Policy):

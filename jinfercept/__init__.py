@@ -13,8 +13,11 @@ if TYPE_CHECKING:
     from jinfercept.calls import Tool as Tool
     from jinfercept.chat.call_markup import AsyncCalls as AsyncCalls
     from jinfercept.chat.call_markup import markup_prompt as markup_prompt
+    from jinfercept.chat.detector import FormatDetector as FormatDetector
+    from jinfercept.chat.detector import RegexDetector as RegexDetector
     from jinfercept.chat.detector import ScriptedDetector as ScriptedDetector
     from jinfercept.chat.detector import StopStringDetector as StopStringDetector
+    from jinfercept.chat.detector import TokenDetector as TokenDetector
     from jinfercept.chat.options import ChatOptions as ChatOptions
     from jinfercept.chat.parsers.cml import Delimiters as Delimiters
     from jinfercept.errors import ConfigError as ConfigError
@@ -50,7 +53,7 @@ _NAMES = {
     "jinfercept.events": "Arguments Called CallEnded CallStarted Content Finished Intercepted Interrupted Reasoning Resumed"
     " Token",
     "jinfercept.chat.call_markup": "AsyncCalls markup_prompt",
-    "jinfercept.chat.detector": "ScriptedDetector StopStringDetector",
+    "jinfercept.chat.detector": "FormatDetector RegexDetector ScriptedDetector StopStringDetector TokenDetector",
     "jinfercept.llm": "LLM",
     "jinfercept.outputs": "RequestOutput",
     "jinfercept.chat.parsers.cml": "Delimiters",

@@ -272,11 +272,6 @@ class CacheOptions:
     kv_disk_space: float | None = option(
         None, "GiB that the contexts in `kv_disk` may take; default: half of what is free there", least=0
     )
-    kv_disk_writes: float | None = option(
-        None,
-        "GiB that may be written to `kv_disk` per day, since drives wear; default: the size of its file system",
-        least=0,
-    )
     enable_prefix_caching: bool = option(True, "keep full pages of finished requests until their slots are wanted")
     num_states: int | None = option(
         None,
@@ -374,9 +369,6 @@ class AdvancedOptions:
         "in float32 on a CPU, log probabilities have the same bits whatever the batch, chunks, policy and pauses, and those of "
         "a plain forward of the same tokens: products of 64 rows at least, and attention=ordered",
     )
-    joined_decode: bool = option(
-        True, "on a GPU, the attention kernel of decode steps also rotates queries and keys and writes keys and values"
-    )
     compilation_cache: bool = option(True, "keep compiled executables on disk for the next start")
     async_dispatch: bool = option(
         True, "on a GPU, XLA starts executables from a thread of its own, so that a step costs the host a third less"
@@ -434,7 +426,6 @@ class LLMOptions(RestartOptions, total=False):
     kv_cache_dtype: KVDTypeChoice
     kv_disk: str | None
     kv_disk_space: float | None
-    kv_disk_writes: float | None
     num_states: int | None
     num_window_tokens: int | None
     page_size: int
@@ -445,7 +436,6 @@ class LLMOptions(RestartOptions, total=False):
     pinned_memory: bool
     attention: AttentionChoice
     batch_invariant: bool
-    joined_decode: bool
     compilation_cache: bool
     async_dispatch: bool
     coordinator: str | None

@@ -20,7 +20,7 @@ from jinfercept.engine.streaming import AsyncStream, Stream, aserve, serve
 from jinfercept.errors import ConfigError, ModelError
 from jinfercept.events import Event
 from jinfercept.hooks import Detector
-from jinfercept.kv.disk.store import DiskState
+from jinfercept.kv.disk import DiskState
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.protocol import Params, ServedModel
 from jinfercept.outputs import RequestOutput
@@ -66,7 +66,7 @@ class LLM(RolloutMethods, WeightControls):
         policy: a name, or your own (`sched.policy.Policy`): a class or a function, its place as `path.py:Class` or
             `package.module:Class`, or an object.
         estimator: predicts the durations of calls: a name, or your own (`sched.estimator.Estimator`), likewise.
-        order: chooses the waiting request that starts next: a name, or your own (`sched.order.Order`), likewise.
+        order: chooses the waiting request that starts next: a name, or your own (`sched.orders.Order`), likewise.
         profile: the price of steps and transfers, instead of a named or measured one.
         mesh: devices that serve the model together, along one axis of any name, instead of `tensor_parallel_size` and
             `devices`; `params` that lie there as the model is cut are not copied.

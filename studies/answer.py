@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, NamedTuple, final
 from rich.console import Console
 
 from jinfercept.errors import ConfigError
-from jinfercept.sim.reports import check_outputs, write_all
+from jinfercept.sim.reports import TextTable, check_outputs, show, write_all
 from jinfercept.sim.run_stats import Report
-from jinfercept.sim.session_clients import SessionLoad
+from jinfercept.sim.scripted import SessionLoad
 from jinfercept.sim.sweep import INTERRUPTED, SweepRun, sweep
-from jinfercept.sim.tables import TextTable, show
 from studies.plots import Panel, check_drawing, draw
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from jinfercept.errors import ConfigError, ModelError
 from jinfercept.llm import LLM
 from jinfercept.models.gemma4 import fitted
 from jinfercept.models.load import load, read_config
-from jinfercept.runner.assistant import Assistant
+from jinfercept.runner.draft_layer import Assistant
 from jinfercept.runner.runner import ModelRunner
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.sched.plan import GREEDY, Chunk, DraftPlan, NewPages, StepPlan, WindowEntries
@@ -32,7 +32,7 @@ def test_an_assistant_drafts_what_that_of_transformers_does(name: str) -> None:
         num_drafts=NUM_DRAFTS, is_assisted=True, num_window_pages=40,
     )  # fmt: skip
     runner = ModelRunner(served.model, served.params, shape, assistant=assistant)
-    runner.allocate()
+    runner.reset()
     tokens, golden = np.load(GOLDEN / f"{name}.npz"), np.load(GOLDEN / f"{name}_assistant.npz")
     lengths = [len(tokens[f"tokens_{slot}"]) for slot in range(2)]
 

@@ -172,11 +172,13 @@ VALUES: dict[str, object] = {
 DETECTORS = {
     "ScriptedDetector": jinfercept.ScriptedDetector({3: [CALL]}),
     "StopStringDetector": jinfercept.StopStringDetector([Tool(price, start="<<", stop="=")]),
+    "RegexDetector": jinfercept.RegexDetector("<<(?P<name>[a-z]+)>>"),
+    "TokenDetector": jinfercept.TokenDetector({3: "price"}),
 }
 
 
 def test_every_public_value_can_be_pickled_and_copied() -> None:
-    parts = {"LLM", "LoadedTools", "ChatOptions"}  # of a process, and a dict
+    parts = {"LLM", "LoadedTools", "FormatDetector", "ChatOptions"}  # of a process, made of a parser, and a dict
     parts |= {"Rollout", "Rollouts"}  # of arrays
     public = {name: getattr(jinfercept, name) for name in {*jinfercept.__all__} - parts}
     values = {

@@ -123,7 +123,7 @@ def test_the_layer_drafts_what_the_published_formula_says(random: Path) -> None:
         num_states=3, num_drafts=number,
     )  # fmt: skip
     runner = ModelRunner(loaded.model, loaded.params, shape)
-    runner.allocate()
+    runner.reset()
     base = load(random, dtype="float32")
     tokens = np.random.default_rng(0).integers(0, 128, 11).tolist()
 

@@ -10,8 +10,9 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from jinfercept.calls import Call, Tool
-from jinfercept.chat.detector import ScriptedDetector
+from jinfercept.chat.detector import FormatDetector, ScriptedDetector
 from jinfercept.chat.grammar.schemas import source_of
+from jinfercept.chat.parsers.formats import FORMATS
 from jinfercept.errors import RequestError
 from jinfercept.llm import LLM
 from jinfercept.models.load import read_config
@@ -196,6 +197,25 @@ def test_a_tool_is_called_where_the_grammar_lets_the_model_call_it(llm: LLM) -> 
     argument = output.interceptions[0].calls[0].arguments
     assert re.fullmatch(rf"<tell>{argument}</tell> \(it is {argument}\) (yes|no)", output.outputs[0].text)
     assert output.outputs[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("drafts", [None, DRAFTS])
+def test_a_grammar_of_a_turn_holds_for_every_turn_of_calls_in_the_models_own_format(
+    llm: LLM, drafts: str | None
+) -> None:
+    llm.restart(policy="copy_ahead", pipeline_depth=1, speculative_config=drafts)
+    call = r'"<tool_call>{\"name\": \"tell\", \"arguments\": {\"n\": " /[1-3]/ "}}</tool_call>"'
+    constraint = StructuredOutputsParams(grammar=f'start: call | "done"\ncall: {call}')
+    options: dict[str, Any] = {"temperature": 1.0, "max_tokens": 300, "structured_outputs": constraint}
+    tool = Tool(lambda arguments: f"got {json.loads(arguments)['n']}", name="tell")
+    detector = FormatDetector(FORMATS["hermes"], byte_level().eos_token_ids)
+    params = [SamplingParams(seed=seed, **options) for seed in range(8)]
+    outputs = llm.generate(["go"] * 8, params, tools=[tool], detector=detector)
+    for output in outputs:
+        turn = r'<tool_call>{"name": "tell", "arguments": {"n": ([1-3])}}</tool_call>got \1'
+        assert output.outputs[0].finish_reason == "length" or re.fullmatch(f"(?:{turn})*done", output.outputs[0].text)
+    assert {output.outputs[0].finish_reason for output in outputs if len(output.interceptions) > 1} >= {"stop"}
+    assert (llm.counters.accepted.total() > 100) == (drafts is not None)
 
 
 def test_a_bad_constraint_is_refused_before_anything_starts(llm: LLM) -> None:

@@ -1,14 +1,16 @@
 """Makes what Hugging Face transformers says into files that the tests compare with. Needs torch: run `tools/golden`.
 
-* `<name>/` is a tiny random checkpoint, `<name>.npz` its `tokens_i [T]` and `logits_i [T, V]`;
+* `<name>/` is a tiny random checkpoint by the `config.json` in it, `<name>.npz` its `tokens_i [T]` and `logits_i [T, V]`;
 * the same of checkpoints that draft for another one: `drafts_i [T, drafts]` behind the token that the other one writes behind
   every token, and `margins_i [T, drafts]` of their logits above the second ones;
-* `variants.json`: changes of such checkpoints' configs and tensors, their rotary frequencies and first logits after a sequence;
+* `variants.json`: changes of such checkpoints' configs and tensors, which are read from it, and what comes of them: rotary
+  frequencies and the first logits after a sequence;
 * `sentencepiece.json`: a small vocabulary as SentencePiece trains it for Llama 2, and its ids of awkward strings;
   `sentencepiece.model` is its file;
 * `smollm2_greedy.json`: greedy tokens of the embedded model in float32, with the top-two margin at every step;
 * `smollm2_tokenizer.json`: the embedded model's tokenizer and chat template on awkward strings.
-Knows nothing of jinfercept.
+A new checkpoint is a folder with a `config.json`, a new variant an entry with `base`, `changes` (null removes a key) and
+`added` (tensors by name and shape). Knows nothing of jinfercept.
 """
 
 import argparse
@@ -20,10 +22,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from golden_configs import ASSISTANTS, NUM_DRAFTS, SEQUENCE_LENGTHS, TINY_CONFIGS, VARIANTS, VOCAB_SIZE
 from golden_text import TIE_MARGIN, download_embedded, greedy_golden, sentencepiece_golden, tokenizer_golden
 from safetensors.torch import load_file, save_file
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     Gemma4AssistantConfig,
     Gemma4AssistantForCausalLM,
@@ -35,7 +37,11 @@ from transformers import (
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 COMMITTED = Path(__file__).parent.parent / "tests" / "golden"
+VOCAB_SIZE = 128
+SEQUENCE_LENGTHS = (64, 20)
+NUM_DRAFTS = 3
 NUM_SHOWN = 24  # logits of a variant
+ASSISTANT = "_assistant"  # behind the name of the checkpoint that one drafts for
 SHARDED = "llama_llama3"  # saved as several files with an index
 STACKED = "qwen3_moe"  # saved with the experts of a layer in one tensor, as transformers 5 has them in memory
 MXFP4 = "gpt_oss_mxfp4"  # saved as OpenAI's are: with experts in MXFP4
@@ -63,16 +69,32 @@ def main() -> int:
 def make_all(target: Path, gguf_file: Path) -> None:
     """Write every golden file under `target`."""
     target.mkdir(parents=True, exist_ok=True)
-    for name, config in TINY_CONFIGS.items():
-        make_tiny(name, config, target)
-    for name, (base, config) in ASSISTANTS.items():
-        make_assistant(name, base, config, target)
-    write_json(target / "variants.json", {name: variant_golden(*variant, target) for name, variant in VARIANTS.items()})
+    configs = {path.parent.name: config_of(path) for path in sorted(COMMITTED.glob("*/config.json"))}
+    for name, config in configs.items():
+        if not name.endswith(ASSISTANT):
+            make_tiny(name, config, target)
+    for name, config in configs.items():
+        if name.endswith(ASSISTANT):
+            make_assistant(name, name.removesuffix(ASSISTANT), config, target)
+    variants = json.loads((COMMITTED / "variants.json").read_text())
+    made = {
+        name: variant_golden(each["base"], each["changes"], each["added"], target) for name, each in variants.items()
+    }
+    write_json(target / "variants.json", made)
     described, written = sentencepiece_golden()
     write_json(target / "sentencepiece.json", described)
     (target / "sentencepiece.model").write_bytes(written)
     write_json(target / "smollm2_tokenizer.json", tokenizer_golden(gguf_file))
     write_json(target / "smollm2_greedy.json", greedy_golden(gguf_file))
+
+
+def config_of(path: Path) -> PreTrainedConfig:
+    """As a checkpoint is made by it: how its numbers are stored is not the model's."""
+    config = AutoConfig.from_pretrained(path.parent)
+    config.dtype = None
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    return config
 
 
 def make_tiny(name: str, config: PreTrainedConfig, target: Path) -> None:

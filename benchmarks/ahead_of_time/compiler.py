@@ -30,7 +30,7 @@ from jinfercept.models.model import Model, abstract_params
 from jinfercept.models.parallel import AXIS
 from jinfercept.models.protocol import Params
 from jinfercept.models.sharding import partition_specs
-from jinfercept.runner.assistant import Assistant
+from jinfercept.runner.draft_layer import Assistant
 from jinfercept.runner.executables import COMPILER_OPTIONS
 from jinfercept.runner.packing import CommonShape
 from jinfercept.runner.page_transfers import GPU_TRANSFERS, add_transfers
@@ -280,10 +280,10 @@ def add_runner(
     if assistant is not None:
         assistant = fitted(assistant, model.config)
         drafting = Assistant(Model(assistant, joined=True), weights(assistant))
-    layers, states = pool_shapes(model, shape, params.embed["embedding"])
+    layers, *others = pool_shapes(model, shape, params.embed["embedding"])
     with jax.sharding.use_abstract_mesh(compiler.mesh.abstract_mesh):
         add_steps(compiler, model, shape, attention, params, drafting)
     if shape.num_states:
         named: Any = Named(compiler, "states")  # adds as `Executables` do
-        add_transfers(named, states, (1,), 1, CommonShape(shape.sample_rows[-1], GPU_TRANSFERS[0]))
-    return layers
+        add_transfers(named, tuple(others[0].values()), (1,), 1, CommonShape(shape.sample_rows[-1], GPU_TRANSFERS[0]))
+    return tuple(layers.values())

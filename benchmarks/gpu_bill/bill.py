@@ -36,8 +36,7 @@ from jinfercept.models.config import ModelConfig
 from jinfercept.models.model import abstract_params, kv_bytes_per_token
 from jinfercept.models.sharding import serving_config
 from jinfercept.pallas.tiles import HOPPER, choose_tiles
-from jinfercept.sim.reports import check_writable
-from jinfercept.sim.tables import show
+from jinfercept.sim.reports import check_writable, show
 from jinfercept.start.progress import StartDisplay
 from jinfercept.start.sizing import buckets
 

@@ -16,8 +16,8 @@ from benchmarks.ahead_of_time.compiler import TARGETS, CaseCompiler, Compiler, F
 from benchmarks.gpu_bill.cases import NUM_PAGES, PAGE_SIZE, Case
 from benchmarks.gpu_bill.machine_code import read_kernels
 from benchmarks.gpu_bill.program import Program, Thunk, read_thunks
-from jinfercept.pallas.gpu_heads import Heads
 from jinfercept.pallas.gpu_kernels import available_attention
+from jinfercept.pallas.tiles import Heads
 from jinfercept.runner.packing import CommonShape
 from jinfercept.runner.page_transfers import add_transfers, transfer_sizes
 from jinfercept.runner.shape import RunnerShape

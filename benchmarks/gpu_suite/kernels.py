@@ -20,10 +20,9 @@ from jinfercept.models.attention import available, cut_for, paged_attention
 from jinfercept.models.checkpoint import Packing
 from jinfercept.models.quantized import QuantizedTensor
 from jinfercept.pallas import triton_grouped
-from jinfercept.pallas.gpu_heads import Heads, compute_capability
 from jinfercept.pallas.layouts.pages import KVPages
 from jinfercept.pallas.layouts.scoring import Scoring
-from jinfercept.pallas.tiles import HOPPER
+from jinfercept.pallas.tiles import HOPPER, Heads, compute_capability
 
 
 def attention(sizes: Sizes) -> Iterator[Row]:

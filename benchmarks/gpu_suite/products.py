@@ -22,8 +22,7 @@ from benchmarks.suite.sizes import Row, Sizes
 from benchmarks.suite.timing import copy_rate, timed
 from jinfercept.models.checkpoint import Packing
 from jinfercept.models.quantized import QuantizedTensor
-from jinfercept.pallas.gpu_heads import compute_capability
-from jinfercept.pallas.tiles import HOPPER
+from jinfercept.pallas.tiles import HOPPER, compute_capability
 
 PACKINGS = {
     "4 bits, groups of 32, offsets (GGUF Q4_1)": Packing("uint32", 32, offset=True),

@@ -27,17 +27,15 @@ from jinfercept.models.attention import available, cut_for, paged_attention
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.load import random_params
 from jinfercept.models.model import Model, Params
-from jinfercept.pallas.gpu_heads import Heads
 from jinfercept.pallas.layouts.interleaved import with_padded_heads
 from jinfercept.pallas.layouts.kv_rows import is_quantised, stored_dtype
 from jinfercept.pallas.layouts.pages import Batch, KVPages, kv_shape, write_kv
 from jinfercept.pallas.layouts.scoring import Scoring
 from jinfercept.pallas.reference import paged_attention_reference
+from jinfercept.pallas.tiles import Heads
 from jinfercept.request import Request
-from jinfercept.sim.arrivals import Arrival
-from jinfercept.sim.scripted import make_request
-from jinfercept.sim.session_clients import Writer
-from jinfercept.sim.workload import Script, Segment
+from jinfercept.sim.scripted import Writer, make_request
+from jinfercept.sim.workload import Arrival, Script, Segment
 from jinfercept.start.start import set_up
 
 DECODE_CONTEXTS = (1, 700, 64, 3, 1500, 257)

@@ -18,12 +18,9 @@ from benchmarks.suite.scaled import scaled, scaled_sessions
 from benchmarks.suite.sizes import GIB, Agents, Policies, Row, Sizes
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.model import kv_bytes_per_token
-from jinfercept.sim.agent_sessions import fitting
-from jinfercept.sim.arrivals import arrivals
-from jinfercept.sim.scripted import make_request
-from jinfercept.sim.session_clients import NUMBERS, SessionLoad, TurnRecord
-from jinfercept.sim.trace_files import load_sessions
-from jinfercept.sim.workload import draw
+from jinfercept.sim.agent_sessions import fitting, load_sessions
+from jinfercept.sim.scripted import NUMBERS, SessionLoad, TurnRecord, make_request
+from jinfercept.sim.workload import arrivals, draw
 from jinfercept.start.start import EngineSetup, set_up
 
 SEED = 1

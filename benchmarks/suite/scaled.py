@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from jinfercept.sim.agent_sessions import ScriptedSession, ScriptedTurn, SubAgent
-from jinfercept.sim.arrivals import Arrival
-from jinfercept.sim.workload import Segment
+from jinfercept.sim.workload import Arrival, Segment
 
 
 def scaled(arrivals: Sequence[Arrival], tokens: float, seconds: float) -> list[Arrival]:

@@ -44,7 +44,7 @@ from jinfercept.models.attention import available
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.load import random_params
 from jinfercept.models.model import Model, Params, abstract_params, kv_bytes_per_token
-from jinfercept.pallas.gpu_heads import Heads
+from jinfercept.pallas.tiles import Heads
 from jinfercept.runner.runner import ModelRunner
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.sampling_params import SamplingParams

@@ -1,6 +1,6 @@
 """Makes the bill: compiles in child processes, reads, predicts, shows, checks. Runs no JAX computation itself.
 
-A predicted step is the least that its bytes and operations take by the data sheet (`sched/data_sheets.py`, with the shares
+A predicted step is the least that its bytes and operations take by the data sheet (`sched/named_profiles.py`, with the shares
 that programs reach): weights as the executables read them, and the keys and values of the contexts in whole blocks of the
 kernel. It has no launches, since nothing has timed them on a TPU. It stands beside the step of the roofline that `simulate`
 uses, which knows nothing of what was compiled.
@@ -31,11 +31,17 @@ from jinfercept.errors import ConfigError
 from jinfercept.models.model import abstract_params, param_bytes
 from jinfercept.models.sharding import serving_config
 from jinfercept.pallas.layouts.interleaved import interleaved_shape
-from jinfercept.pallas.tpu_attention import CONTEXT_TOKENS
-from jinfercept.sched.data_sheets import ACCELERATORS, REACHED_BANDWIDTH, REACHED_FLOPS
-from jinfercept.sched.roofline import ProfiledExperts, ProfiledModel, experts_in_use, roofline
-from jinfercept.sim.reports import check_writable
-from jinfercept.sim.tables import show
+from jinfercept.pallas.tpu_kernels import CONTEXT_TOKENS
+from jinfercept.sched.named_profiles import (
+    ACCELERATORS,
+    REACHED_BANDWIDTH,
+    REACHED_FLOPS,
+    ProfiledExperts,
+    ProfiledModel,
+    experts_in_use,
+    roofline,
+)
+from jinfercept.sim.reports import check_writable, show
 from jinfercept.start.progress import StartDisplay
 
 BUDGETS = Path(__file__).parent / "budgets.toml"

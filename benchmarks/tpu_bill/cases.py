@@ -40,7 +40,7 @@ CHIPS_FOR_8B = {"v5e": 4, "tpu7x": 2}
 """Devices of JAX that hold Llama-3-8B, where one does not: chips of 16 GB, and the halves of a chip."""
 TPUS = ("v4", "v5e", "v5p", "v6e", "tpu7x")
 SHEETS = {"v4": "TPU-v4", "v5e": "TPU-v5e", "v5p": "TPU-v5p", "v6e": "TPU-v6e", "tpu7x": "TPU7x"}
-"""Names of their data sheets (`sched/data_sheets.py`)."""
+"""Names of their data sheets (`sched/named_profiles.py`)."""
 SHARE_OF_CHIP = {"tpu7x": 0.5}
 """Of a chip that one of JAX's devices is, where it is not all of it."""
 ROWS, CHUNK = 64, 2048

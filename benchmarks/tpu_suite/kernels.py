@@ -19,8 +19,7 @@ from jinfercept.models.attention import paged_attention
 from jinfercept.pallas.layouts.interleaved import with_padded_heads
 from jinfercept.pallas.layouts.pages import Batch, KVPages
 from jinfercept.pallas.layouts.scoring import Scoring
-from jinfercept.pallas.tpu_attention import Blocks, operands_of, options_of
-from jinfercept.pallas.tpu_grouped import MOST_TILE, product
+from jinfercept.pallas.tpu_kernels import MOST_TILE, Blocks, operands_of, options_of, product
 
 OTHER_BLOCKS = ((128, 32), (1024, 32), (512, 64), (256, 128))
 """Tokens of context and query tokens of a block, beside ours."""

@@ -22,7 +22,7 @@ from jinfercept.config import EngineOptions
 from jinfercept.events import Event, Finished, Intercepted, Interrupted, Resumed, Token
 from jinfercept.outputs import RequestOutput
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.sim.tables import plain_table
+from jinfercept.sim.reports import plain_table
 from jinfercept.start.progress import StartDisplay
 
 if TYPE_CHECKING:

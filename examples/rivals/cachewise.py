@@ -8,7 +8,7 @@ from bisect import bisect_right, insort
 from math import inf
 
 from examples.rivals.host_tier import HostTier, Rank
-from jinfercept.sched.order import Order
+from jinfercept.sched.orders import Order
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.sequence import PendingCall, Sequence
 

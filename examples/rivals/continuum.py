@@ -10,7 +10,7 @@ from bisect import bisect_right, insort
 from collections import deque
 
 from examples.rivals.host_tier import HostTier, Rank, device_pages
-from jinfercept.sched.order import Order
+from jinfercept.sched.orders import Order
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.sequence import Sequence, State
 

@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 
 from jinfercept.kv.page import Occupancy, Residency
-from jinfercept.sched.lru import WriteThrough
+from jinfercept.sched.lru import LeastRecentlyUsed
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.policy import Action, Budget, Move, Mover, Policy
 from jinfercept.sched.sequence import Sequence, State
@@ -37,7 +37,7 @@ class HostTier(Policy):
         self.paused: dict[str, Sequence] = {}
         self.pools = Occupancy(0, 0, 0, 0, 0)
         self.now = 0.0
-        self.write_through = WriteThrough()
+        self.write_through = LeastRecentlyUsed(writes_through=True)
         self._returned: list[
             tuple[Sequence, float]
         ] = []  # since the last plan, with the seconds at which they had paused
@@ -52,7 +52,7 @@ class HostTier(Policy):
         return
 
     def pause(self, sequence: Sequence, now: float) -> None:
-        self.write_through.pause(sequence)
+        self.write_through.pause(sequence, now)
         self.paused.pop(sequence.id, None)
         self.paused[sequence.id] = sequence
 
@@ -61,7 +61,7 @@ class HostTier(Policy):
 
     def resume(self, sequence: Sequence, now: float) -> None:
         self.paused.pop(sequence.id, None)
-        self.write_through.resume(sequence)
+        self.write_through.resume(sequence, now)
 
     def plan(self, now: float) -> None:
         """A plan begins, or goes on: note what has returned since the last one."""
@@ -77,7 +77,7 @@ class HostTier(Policy):
         """Write through: paused contexts in the order of pausing, then the pages of running ones as they fill."""
         self.plan(now)
         self.pools = budget.pools
-        self.write_through.moves(mover)
+        self.write_through.moves(budget, now, mover)
 
     def victims(self, now: float) -> Iterator[Move]:
         for sequence in self.lost_first(self.paused.values(), now):

@@ -6,7 +6,7 @@ A context is kept for a returning tool only if the return is expected to come so
 """
 
 from examples.rivals.host_tier import HostTier, Rank
-from jinfercept.sched.order import Order
+from jinfercept.sched.orders import Order
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.policy import Budget, Mover
 from jinfercept.sched.sequence import Sequence, State

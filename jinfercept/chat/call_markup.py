@@ -8,6 +8,7 @@ between a call and its result, a call that needs an earlier result, and an error
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, final
 
 from jinfercept.calls import Call, CallMode, Result, Tool
@@ -20,6 +21,7 @@ from jinfercept.chat.parsers.cml import (
     CMLParser,
     Delimiters,
     Frame,
+    Mark,
     escape,
 )
 from jinfercept.chat.parsers.python_calls import UNREADABLE, parse_call
@@ -101,18 +103,19 @@ class ContextMarkup:
         self.max_pending, self.shared_limit = options.max_pending, options.shared_limit
         self._options, self._tools, self._parameters = options, tools, parameters
         self.tokenizer = tokenizer
-        ids = {text: tokenizer.added_token_id(text) for text in options.delimiters}
-        # delimiters that are tokens of their own: all of them or none
-        self._ids = {text: id_ for text, id_ in ids.items() if id_ is not None and None not in ids.values()}
-        # begins an interrupt, which the model may not write; None: no single token does
-        self.interrupt_token_id = self._ids.get(options.delimiters.interrupt)
+        self._marks = special_marks(options.delimiters, tokenizer)
+
+    @cached_property
+    def interrupt_token_id(self) -> int | None:
+        """The token that begins an interrupt, which the model may not write; None: the delimiter is text."""
+        return next((token_id for token_id, mark in self._marks.items() if mark == "interrupt"), None)
 
     def watch(self, prompt: str | None, prompt_token_ids: Sequence[int]) -> "ContextMarkupWatch":
         if prompt is None:
             prompt = self.tokenizer.decode(prompt_token_ids[-TAIL_TOKENS:], skip_special_tokens=False)
         name = self._options.reasoning
         reasoning = REASONING_FORMATS[name] if name else None
-        return ContextMarkupWatch(self._options.delimiters, self._parameters, reasoning, prompt)
+        return ContextMarkupWatch(self._options.delimiters, self._marks, self._parameters, reasoning, prompt)
 
     def mode(self, call: Call) -> CallMode:
         tool = self._tools.get(call.name)
@@ -141,28 +144,38 @@ class ContextMarkup:
         return [*head, *body, *tail][:room], replace(result, status=used.status)
 
     def _encode(self, text: str) -> list[int]:
-        if not (ids := self._ids):
+        if not self._marks:
             return self.tokenizer.encode(text, plain=True)
+        # the vocabulary has the delimiters: each must become its own token
+        ids = {getattr(self._options.delimiters, mark): token_id for token_id, mark in self._marks.items()}
         tokens: list[int] = []
         for part in re.split(f"({'|'.join(map(re.escape, ids))})", text):
             tokens += [ids[part]] if part in ids else self.tokenizer.encode(part, plain=True)
         return tokens
 
 
+def special_marks(delimiters: Delimiters, tokenizer: Tokenizer) -> dict[int, Mark]:
+    """Map token ids to delimiters. Empty unless every delimiter is a token of its own."""
+    ids = [tokenizer.added_token_id(text) for text in delimiters]
+    fields: tuple[Mark, ...] = Delimiters._fields  # pyright: ignore[reportAssignmentType]
+    return {} if None in ids else dict(zip(ids, fields, strict=True))  # pyright: ignore[reportReturnType]
+
+
 @final
 class ContextMarkupWatch:
-    """Finds the calls and traps of one request in its generated tokens."""
+    """Finds the calls and traps of one request in its generated tokens. `marks` is empty if delimiters are text."""
 
     def __init__(
         self,
         delimiters: Delimiters,
+        marks: Mapping[int, Mark],
         parameters: Mapping[str, Sequence[str]],
         reasoning: ReasoningFormat | None,
         prompt: str,
     ) -> None:
         thinking = reasoning is not None and reasoning.beginning(prompt) == "thinking"
-        self._parser = CMLParser(delimiters, reasoning=reasoning, thinking=thinking)
-        self._parameters = parameters
+        self._parser = CMLParser(delimiters, written=not marks, reasoning=reasoning, thinking=thinking)
+        self._delimiters, self._marks, self._parameters = delimiters, marks, parameters
         self._ids: set[str] = set()
         self._owners = TokenOwners()  # those that add text
 
@@ -171,10 +184,13 @@ class ContextMarkupWatch:
         return self._parser.clean
 
     def feed(self, index: int, token_id: int, text: str) -> tuple[Call | TrapFrame | BadFrame, ...]:
-        if not text:
+        mark = self._marks.get(token_id)
+        length = len(text) if mark is None else len(getattr(self._delimiters, mark))
+        if not length:
             return ()
-        self._owners.add(index, len(text))
-        return tuple(map(self._read_frame, self._parser.feed(text)))
+        self._owners.add(index, length)
+        frames = self._parser.feed(text) if mark is None else self._parser.feed_mark(mark)
+        return tuple(map(self._read_frame, frames))
 
     def end(self) -> tuple[BadFrame, ...]:
         return tuple(frame._replace(span=self._owners.span(*frame.span)) for frame in self._parser.end())

@@ -101,6 +101,7 @@ class ChatPlan:
             options.get("chat_template"),
             options.get("chat_template_kwargs") or {},
             ends,
+            options.get("special_tokens_in_text", False),
             declarations if self.is_written else [],
         )
         reasoning = reasoning_format(options.get("reasoning_parser", "auto"), template.source)
@@ -118,6 +119,7 @@ class ChatPlan:
             markup=frozenset(_tokens_of(marks, tokenizer)),
             tools=offered,
             max_rounds=options.get("max_rounds", MAX_ROUNDS),
+            must_call=bool(choice.must_call),
             parallel=choice.parallel,
             futures=futures,
         )

@@ -1,5 +1,6 @@
-"""Finds calls in a request's generated tokens: by format, stop string or script."""
+"""Finds calls in a request's generated tokens: by format, stop string, regular expression, token or script."""
 
+import re
 from bisect import bisect_right
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -8,6 +9,7 @@ from typing import final
 
 from jinfercept.calls import Call, Tool
 from jinfercept.chat.parsers.source import CallParser, Marks
+from jinfercept.chat.parsers.tool_call_format import ToolCallFormat
 from jinfercept.errors import RequestError, shown
 from jinfercept.events import CallEnded, Piece
 from jinfercept.hooks import Watch
@@ -41,6 +43,8 @@ class ParsedTurn:
         self._parser = parser
         self.calls: list[Call] = []  # complete, with spans in characters of the turn
         self._owners = TokenOwners()
+        self._early: list[Piece] = []
+        self._num_early = 0
 
     def feed(self, index: int, num_chars: int, text: str) -> list[Piece]:
         """Read the next token, and return the pieces that it makes certain.
@@ -51,7 +55,7 @@ class ParsedTurn:
             text: the text that is certain now.
         """
         self._owners.add(index, num_chars)
-        return self._noted(self._parser.feed(text)) if text else []
+        return self._read(text)
 
     def finish(self, text: str = "", cut: bool = False) -> list[Piece]:
         """End the turn, and return its last pieces.
@@ -60,14 +64,31 @@ class ParsedTurn:
             text: the rest of the turn's text.
             cut: see `CallParser.finish`.
         """
-        return self._noted(self._parser.feed(text) + self._parser.finish(cut))
+        return self._read(text) + self._noted(self._parser.finish(cut))
+
+    def in_call(self, before: str, text: str) -> bool:
+        """Whether `text` is part of a call, or white space beside a call.
+
+        The certain text `before` it, with which the next `feed` or `finish` begins, is read now.
+        """
+        self._early += self._noted(self._parser.feed(before[self._num_early :]))
+        self._num_early = max(self._num_early, len(before))
+        return self._parser.in_call(text)
 
     def spanning_tokens(self) -> tuple[Call, ...]:
         """Return the calls with spans in tokens of the request."""
         return tuple(replace(call, span=self._owners.span(*call.span)) for call in self.calls)
 
+    def _read(self, text: str) -> list[Piece]:
+        early, self._early = self._early, []
+        # `in_call` has read this part already
+        text, self._num_early = text[self._num_early :], 0
+        return early + (self._noted(self._parser.feed(text)) if text else [])
+
     def _noted(self, pieces: list[Piece]) -> list[Piece]:
-        self.calls += [piece.call for piece in pieces if isinstance(piece, CallEnded)]
+        for piece in pieces:
+            if isinstance(piece, CallEnded):
+                self.calls.append(piece.call)
         return pieces
 
 
@@ -83,6 +104,135 @@ class _Watch:
 
     def feed(self, index: int, token_id: int, text: str) -> tuple[Call, ...]:
         return self._search.send((index, token_id, text))
+
+
+@final
+class RegexDetector:
+    r"""Finds calls as matches of a pattern, across token borders. A call is complete at the first character that makes a match.
+
+    The pattern should therefore end with the text that closes a call: `\d+` alone is complete with its first digit. The group
+    `name` is the tool, and the group `arguments` its arguments; without this group the whole match is the arguments. After a
+    call the search begins anew: `^` matches at the beginning of the text and after a call. A match longer than
+    `MAX_ARGUMENT_CHARS` is not found. The pattern is tried at every character, so one that backtracks a lot slows the engine
+    down. Raises `RequestError` if the pattern is invalid, matches an empty text, or has neither a tool nor a group `name`.
+
+    Args:
+        pattern: as in Python's `re`, compiled or not.
+        tool: the called tool, for a pattern without a group `name`.
+    """
+
+    def __init__(self, pattern: str | re.Pattern[str], tool: str | None = None) -> None:
+        try:
+            self._pattern = re.compile(pattern)
+            matches_nothing = self._pattern.search("")
+        except (re.error, TypeError) as error:
+            raise RequestError("the pattern is not a regular expression", got=shown(pattern), fix=str(error)) from None
+        if matches_nothing:
+            raise RequestError("the pattern matches an empty text", got=shown(pattern), fix="let it need a character")
+        if tool is None and "name" not in self._pattern.groupindex:
+            raise RequestError(
+                "the pattern does not say what is called",
+                got=shown(pattern),
+                fix="name the tool, or a group (?P<name>…)",
+            )
+        self._tool = tool
+
+    def watch(self) -> Watch:
+        return _Watch(self._find())
+
+    def _find(self) -> _Search:
+        # one character more is kept than is searched, so that `^` and `\b` see that something stands before
+        text, origins, before = "", list[int](), 0  # since the last call, and the token of each of its characters
+        calls: tuple[Call, ...] = ()
+        while True:
+            index, _, added = yield calls
+            calls, searched = (), len(text)
+            text += added
+            origins += [index] * len(added)
+            for end in range(searched + 1, len(text) + 1):
+                if match := self._pattern.search(text, max(before, end - MAX_ARGUMENT_CHARS), end):
+                    groups = match.groupdict()
+                    arguments = groups.get("arguments", match[0]) or ""
+                    span = (origins[match.start()], index + 1)
+                    calls = (Call(self._tool or groups["name"] or "", arguments, span),)
+                    text, origins, before = "", [], 0
+                    break
+            excess = len(text) - MAX_ARGUMENT_CHARS - 1
+            if excess > MAX_ARGUMENT_CHARS:
+                text, origins, before = text[excess:], origins[excess:], 1
+
+
+@final
+class TokenDetector:
+    """Finds calls by single tokens: one completes the call, and its arguments are the text since an opening token.
+
+    Raises `RequestError` if there are no calls, an id is no token id, or a name is no string.
+
+    Args:
+        calls: names of tools by the token that calls them.
+        opening: arguments begin after the last token with this id. Without such a token, or if the text is longer than
+            `MAX_ARGUMENT_CHARS`, a call has no arguments.
+    """
+
+    def __init__(self, calls: Mapping[int, str], opening: int | None = None) -> None:
+        named = calls if isinstance(calls, Mapping) else {}
+        tokens = (*named, *(() if opening is None else (opening,)))
+        wrong = [token for token in tokens if type(token) is not int or token < 0]
+        wrong += [name for name in named.values() if not isinstance(name, str)]
+        if wrong or not named:
+            raise RequestError(
+                "calls must map token ids to tools", got=shown(wrong or calls), fix="give names of tools by token id"
+            )
+        self._calls, self._opening = dict(calls), opening
+
+    def watch(self) -> Watch:
+        return _Watch(self._find())
+
+    def _find(self) -> _Search:
+        since: int | None = None
+        parts, num_chars = list[str](), 0  # since the opening token
+        calls: tuple[Call, ...] = ()
+        while True:
+            index, token_id, text = yield calls
+            calls = ()
+            if (name := self._calls.get(token_id)) is not None:
+                calls = (Call(name, "".join(parts), (index if since is None else since, index + 1)),)
+                since = None
+            elif token_id == self._opening:
+                since = index
+            elif since is not None and num_chars + len(text) <= MAX_ARGUMENT_CHARS:
+                parts.append(text)
+                num_chars += len(text)
+                continue
+            else:
+                since = None
+            parts, num_chars = [], 0
+
+
+@final
+class FormatDetector:
+    """Finds the calls of one turn together, at the end-of-text token that ends it. They run in parallel.
+
+    A turn that is cut off by a length limit calls nothing. The results of calls begin a new turn.
+    """
+
+    def __init__(self, format: ToolCallFormat, eos_token_ids: Iterable[int]) -> None:
+        self._format, self._eos_token_ids = format, frozenset(eos_token_ids)
+
+    def watch(self) -> Watch:
+        return _Watch(self._find())
+
+    def _find(self) -> _Search:
+        turn = ParsedTurn(self._format.parser())
+        calls: tuple[Call, ...] = ()
+        while True:
+            index, token_id, text = yield calls
+            calls = ()
+            if token_id in self._eos_token_ids:
+                turn.finish()
+                calls, turn = turn.spanning_tokens(), ParsedTurn(self._format.parser())
+            else:
+                turn.feed(index, len(text), text)
 
 
 MAX_ARGUMENT_CHARS = 8192

@@ -5,12 +5,11 @@ Declarations are OpenAI's. The caller runs the tools that are declared without a
 
 import inspect
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import islice
-from typing import Any
+from typing import Any, Unpack, get_origin, get_type_hints
 
 from jinfercept.calls import Tool, check_tool_name
 from jinfercept.errors import RequestError, describe_failure, shown
@@ -50,18 +49,14 @@ ChatToolLike = Callable[..., object] | Tool | Mapping[str, Any] | ChatTool
 
 def chat_tools(tools: Iterable[ChatToolLike] | None) -> list[ChatTool]:
     """Convert tools for a chat. Raises `RequestError` for invalid tools, and for two tools with the same name."""
-    return listed_tools(tools, _chat_tool)
-
-
-def listed_tools[T: Tool | ChatTool](tools: Any, read: Callable[[object], T]) -> list[T]:
-    """List tools. Raises `RequestError` unless they are a list of tools that `read` takes, with different names."""
     if tools is None:
         return []
     if isinstance(tools, str | Mapping | Tool) or not isinstance(tools, Iterable):
         raise RequestError("tools is a list", got=shown(tools), fix="tools=[function]")
-    listed = [read(tool) for tool in tools]
-    names = Counter(tool.name for tool in listed)
-    if twice := sorted(name for name, number in names.items() if number > 1):
+    listed = [_chat_tool(tool) for tool in tools]
+    names = [tool.name for tool in listed]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
         raise RequestError("two tools have one name", got=", ".join(twice), fix="give one of them another name")
     return listed
 
@@ -136,8 +131,7 @@ def _declare(function: Callable[..., object], name: str) -> Mapping[str, Any]:
             got=str(inspect.signature(function)),
             fix="no positional-only arguments, no *args",
         )
-    if any(argument.kind is argument.VAR_KEYWORD for argument in inspect.signature(function).parameters.values()):
-        parameters.setdefault("additionalProperties", True)
+    _declare_others(function, parameters)
     try:
         documented = docstring_parser.parse(inspect.getdoc(function) or "")
     except docstring_parser.ParseError:  # a text in no known style
@@ -154,6 +148,26 @@ def _declare(function: Callable[..., object], name: str) -> Mapping[str, Any]:
     }
 
 
+def _declare_others(function: Callable[..., object], parameters: dict[str, Any]) -> None:
+    arguments = inspect.signature(function).parameters.values()
+    keywords = next((argument for argument in arguments if argument.kind is argument.VAR_KEYWORD), None)
+    if keywords is None:
+        return
+    declared = parameters.setdefault("additionalProperties", True)
+    # `**others` are anything, values of one type, or the keys of `Unpack[SomeTypedDict]`
+    if not isinstance(declared, dict) or get_origin(_hints(function).get(keywords.name)) is not Unpack:
+        return
+    if reference := declared.get("$ref"):
+        declared = parameters["$defs"][reference.rpartition("/")[2]]
+    parameters["properties"] |= declared["properties"]
+    parameters["required"] = [*parameters.get("required", ()), *declared.get("required", ())]
+    parameters["additionalProperties"] = declared.get("additionalProperties", False)
+
+
+def _hints(function: Callable[..., object]) -> dict[str, Any]:
+    return _hints(function.func) if isinstance(function, partial) else get_type_hints(inspect.unwrap(function))
+
+
 def _checked(function: Callable[..., object], annotated: Callable[..., object], name: str) -> Callable[[str], object]:
     from pydantic import TypeAdapter, ValidationError
     from pydantic_core import ArgsKwargs, SchemaValidator
@@ -164,6 +178,9 @@ def _checked(function: Callable[..., object], annotated: Callable[..., object], 
     else:
         schema = schema["arguments_schema"]
     fitted = SchemaValidator(schema)
+    signature = (
+        inspect.signature(annotated) if hasattr(function, "dispatch") else None
+    )  # `singledispatch` reads the first
 
     def call(arguments: str) -> object:
         try:
@@ -172,8 +189,11 @@ def _checked(function: Callable[..., object], annotated: Callable[..., object], 
             wrong = "; ".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors())
             # the model reads this message
             raise RequestError(f"the arguments of {name} do not fit", got=wrong, fix="call it again") from error
+        if signature is not None:
+            bound = signature.bind(*args, **more)
+            args, more = bound.args, bound.kwargs
         value = function(*args, **more)  # not by pydantic: a thread that ends within native code aborts the process
-        return _text_later(value) if inspect.isawaitable(value) else _text(value)
+        return _text_later(value) if inspect.isawaitable(value) or inspect.isasyncgen(value) else _text(value)
 
     async def call_later(arguments: str) -> object:
         return await _text_later(call(arguments))
@@ -200,9 +220,7 @@ def _text(value: object) -> str:
         return value or ""
     if inspect.isgenerator(value):
         value = list(islice(value, _MOST_VALUES + 1))
-        if len(value) > _MOST_VALUES:
-            what = f"a generator of more than {_MOST_VALUES} values"
-            raise RequestError(what, got="even more", fix="return fewer")
+        _check_number(len(value))
     return to_json(plain(value), fallback=_plain_or_text).decode()
 
 
@@ -210,7 +228,18 @@ def _plain_or_text(value: object) -> object:
     return str(value) if (numbers := plain(value)) is value else numbers
 
 
+def _check_number(num_values: int) -> None:
+    if num_values > _MOST_VALUES:
+        raise RequestError(f"a generator of more than {_MOST_VALUES} values", got="even more", fix="return fewer")
+
+
 async def _text_later(value: object) -> str:
+    if inspect.isasyncgen(value):
+        values: list[object] = []
+        async for item in value:
+            values.append(item)
+            _check_number(len(values))
+        return _text(values)
     while inspect.isawaitable(value):
         value = await value
     return _text(value)

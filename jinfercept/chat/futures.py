@@ -13,8 +13,7 @@ from typing import final
 from jinfercept.calls import Call, Result, Tool
 from jinfercept.chat.call_markup import AsyncCalls
 from jinfercept.chat.function_tools import ChatTool
-from jinfercept.engine.current_call import CURRENT_CALL, AtOnce, RunningCall, around
-from jinfercept.engine.tool_run import Placeholder
+from jinfercept.engine.tool_executor import CURRENT_CALL, AtOnce, Placeholder, RunningCall, around
 from jinfercept.errors import RequestError
 from jinfercept.outputs import Interception
 from jinfercept.values import json_object

@@ -41,6 +41,8 @@ class ChatOptions(TypedDict, total=False):
         async_calls: when calls run whose tools do not say so, what the end of the text does while futures are pending, and how
             many may be pending; a further call is waited for. Its markup does not apply to chats.
         lora: name of the adapter; "": none, even where chats with tools have one by default (`tool_lora`).
+        special_tokens_in_text: whether the name of a special token (`<|im_end|>`) in messages, tools and chat_template_kwargs
+            becomes that token, so that a text can end its turn and begin another; otherwise it is text (default: False).
     """
 
     max_rounds: int
@@ -52,6 +54,7 @@ class ChatOptions(TypedDict, total=False):
     tool_choice: ToolChoice | None
     parallel_tool_calls: bool
     max_prompt_chars: int | None
+    special_tokens_in_text: bool
     async_calls: AsyncCalls | None
     lora: str | None
 
@@ -83,6 +86,7 @@ def check_generate(arguments: Mapping[str, Any]) -> None:
 
 _KINDS: dict[str, tuple[type, str, str]] = {
     "add_generation_prompt": (bool, "is True or False", "give one of them"),
+    "special_tokens_in_text": (bool, "is True or False", "give one of them"),
     "tool_call_parser": (str, "is a name", f"one of {', '.join(FORMATS)}"),
     "reasoning_parser": (str, "is a name or None", f"one of auto, {', '.join(REASONING_FORMATS)}"),
     "max_prompt_chars": (int, "is a whole number", "leave it out for no limit"),

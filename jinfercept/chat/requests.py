@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol, Self
 from jinfercept.calls import Tool
 from jinfercept.chat.call_markup import AsyncCalls, ContextMarkup
 from jinfercept.chat.detector import StopStringDetector
-from jinfercept.chat.function_tools import ChatTool, chat_tools, listed_tools
+from jinfercept.chat.function_tools import ChatTool, chat_tools
 from jinfercept.chat.grammar.constraint import ForbiddenText, WithoutText
 from jinfercept.chat.grammar.grammar import Grammars
 from jinfercept.chat.tokenizer.tokenizer import Tokenizer
@@ -161,13 +161,18 @@ def _whole_numbers(token_ids: Any) -> Sequence[int]:
 
 
 def checked_tools(tools: Any) -> list[Tool | ChatTool]:
-    return listed_tools(tools, _checked_tool)
-
-
-def _checked_tool(tool: object) -> Tool | ChatTool:
-    if not isinstance(tool, Tool | ChatTool):
-        raise RequestError("a tool must be a Tool", got=shown(tool), fix="Tool(function, start=…, stop=…)")
-    return tool
+    if tools is None:
+        return []
+    if isinstance(tools, Tool) or not isinstance(tools, Iterable):
+        raise RequestError("tools is a list", got=shown(tools), fix="tools=[Tool(…)]")
+    listed: list[Tool | ChatTool] = []
+    for tool in tools:
+        if not isinstance(tool, Tool | ChatTool):
+            raise RequestError("a tool must be a Tool", got=shown(tool), fix="Tool(function, start=…, stop=…)")
+        if tool.name in {other.name for other in listed}:
+            raise RequestError("two tools have one name", got=tool.name, fix="give one of them another name")
+        listed.append(tool)
+    return listed
 
 
 def one_each(value: Any, kind: type | None, number: int, name: str) -> list[Any]:
@@ -210,15 +215,15 @@ class MarkedTools(NamedTuple):
         marked = {tool.name: tool.tool for tool in declared if tool.tool is not None}
         parameters = {tool.name: [*tool.parameters.get("properties", ())] for tool in declared}
         markup = ContextMarkup(options, marked, parameters, tokenizer)
-        forbidden = None
-        if markup.interrupt_token_id is None:
-            forbidden = grammars.forbidden(options.delimiters.interrupt)
+        written = markup.interrupt_token_id is None
+        forbidden = grammars.forbidden(options.delimiters.interrupt) if written else None
+        if forbidden is not None:
             forbidden.mask(0)  # looks through the vocabulary, here and not in a step of the engine
         return cls(marked, markup, forbidden)
 
     def added_to(self, request: Request) -> Request:
         """Add the markup to a request, and forbid its model to write an interrupt."""
-        if self.forbidden is not None:  # each step waits for the tokens of the one before
+        if self.forbidden is not None:
             return replace(request, markup=self.markup, grammar=WithoutText(self.forbidden, request.grammar))
         params, token_id = request.params, self.markup.interrupt_token_id
         bad = (*(params.bad_words_token_ids or ()), (token_id,))

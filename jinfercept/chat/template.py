@@ -31,7 +31,7 @@ from jinfercept.chat.system_messages import (
     simpler_forms,
     with_leading_system,
 )
-from jinfercept.chat.tokenizer.special_tokens import Rendered
+from jinfercept.chat.tokenizer.special_tokens import Rendered, SpecialTokenNames
 from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.chat.written_tools import rendered_with_tools, usual_variables, with_written_tools, written_calls
 from jinfercept.errors import RequestError, shown
@@ -65,6 +65,7 @@ class ChatTemplate:
         source: str | None,  # Jinja; None: the tokenizer's
         variables: Mapping[str, Any],
         end_token_ids: Sequence[int],  # those that end a turn
+        special_tokens_in_text: bool = False,  # names of special tokens in given texts become these tokens
         # stand in a system message, because the template knows no tools
         written_tools: Sequence[Mapping[str, Any]] = (),
     ) -> None:
@@ -77,11 +78,14 @@ class ChatTemplate:
         self.tokenizer = tokenizer
         self.source = tokenizer.chat_template(bool(tools)) if source is None else source
         # templates with an equal `given` write the same text for the same messages
-        self.given = (self.source, tools, variables, written_tools)
+        self.given = (self.source, tools, variables, special_tokens_in_text, written_tools)
         self._names = tokenizer.special_token_names
+        self._literal = (
+            SpecialTokenNames(()) if special_tokens_in_text else self._names
+        )  # that given texts have no tokens of
         self._written_tools = written_tools
-        self._tools = self._names.marked(tools)
-        self._variables = self._names.marked({**usual_variables(self.source, tools), **variables})
+        self._tools = self._literal.marked(tools)
+        self._variables = self._literal.marked({**usual_variables(self.source, tools), **variables})
         self._ends = tuple(filter(None, map(tokenizer.token_text, end_token_ids)))
         self.end_token_ids = frozenset(end_token_ids)
         self._begun = rendered_with_tools(self._tools, partial(self._render_stand_in, is_given=source is not None))
@@ -112,7 +116,7 @@ class ChatTemplate:
             checked = one_call_a_turn(checked)
         elif num_calls and not self._num_calls_written:
             checked = [
-                message | {WRITTEN_CALLS: written_calls(self._names.marked(message), self.source)}
+                message | {WRITTEN_CALLS: written_calls(self._literal.marked(message), self.source)}
                 for message in checked
             ]
         try:
@@ -182,10 +186,10 @@ class ChatTemplate:
 
     def _given(self, message: dict[str, Any]) -> dict[str, Any]:
         if message["role"] != "assistant":
-            return self._names.marked(message)
+            return self._literal.marked(message)
         # the template looks for tags of reasoning, and of calls, in an assistant's content: they get no marks
-        marked = self._names.marked({**message, "content": ""})
-        marked["content"] = self._names.but(_REASONING).marked(message["content"]) + message.get(WRITTEN_CALLS, "")
+        marked = self._literal.marked({**message, "content": ""})
+        marked["content"] = self._literal.but(_REASONING).marked(message["content"]) + message.get(WRITTEN_CALLS, "")
         return marked
 
     def between(self, calls: Sequence[Call]) -> tuple[str, str]:

@@ -3,7 +3,7 @@
 It decides only about text: the engine decides when the request is finished, and detectors find the calls.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Self, final
 
 from jinfercept.chat.parsers.source import Marks
@@ -17,7 +17,8 @@ class TextStream:
     """A request's text, fed with tokens and cut at the first complete stop string.
 
     Text is held back while it could begin a stop string. The cut depends only on the text, not on how tokens divide it: the
-    stop string that is complete first wins, and the longest of several that end at the same character.
+    stop string that is complete first wins, and the longest of several that end at the same character. A stop string that
+    begins within a call is part of the call.
     """
 
     def __init__(
@@ -30,13 +31,16 @@ class TextStream:
         min_tokens: int = 0,
         markup: frozenset[int] = frozenset(),  # special tokens that are never left out
         turn_ends: frozenset[int] = frozenset(),  # always left out; no text is held back after them
+        # whether a text, the second argument, is part of a call and must not be cut; the first argument is the certain new text
+        # before it, with which the next shown text begins; None: there are no calls
+        in_call: Callable[[str, str], bool] | None = None,
     ) -> None:
         """Begin an empty text."""
         self._tokenizer = tokenizer
         self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens, markup)
         self._turn_ends, self.hidden = turn_ends, frozenset[int]()  # hidden tokens end the text and are left out of it
         self._stops, self._marks = tuple(sorted(stop, key=len, reverse=True)), Marks(stop)
-        self._include_stop = include_stop
+        self._include_stop, self._in_call = include_stop, in_call
         self._num_early = min_tokens
         self._incomplete = ""
         self._shown: list[str] = []
@@ -97,13 +101,20 @@ class TextStream:
     def _take(self, text: str) -> str:
         pending = self._incomplete + text
         for end in range(len(self._incomplete) + 1, len(pending) + 1):
-            if self._num_early <= 0 and pending.endswith(self._stops, 0, end):
-                stop = next(stop for stop in self._stops if pending.endswith(stop, 0, end))
+            if self._num_early <= 0 and pending.endswith(self._stops, 0, end) and (stop := self._cut(pending[:end])):
                 self.stopped, self._incomplete = stop, ""
                 return self._show(pending[: end if self._include_stop else end - len(stop)])
         num_certain = self._marks.certain(pending)
         self._incomplete = pending[num_certain:]
         return self._show(pending[:num_certain])
+
+    def _cut(self, text: str) -> str:
+        certain = self._marks.certain(text)
+        for stop in self._stops:
+            before = text[: min(len(text) - len(stop), certain)]
+            if text.endswith(stop) and (self._in_call is None or not self._in_call(before, stop)):
+                return stop
+        return ""
 
     def _release(self) -> str:
         if self.stopped is not None:

@@ -15,7 +15,7 @@ from jinfercept.chat.function_tools import ChatTool
 from jinfercept.chat.futures import Futures, UnreadFutures, unread_calls
 from jinfercept.chat.messages import Message, call_message
 from jinfercept.chat.parsers.reasoning import Beginning, PlainParser, ReasoningFormat, ReasoningParser, TrailingCalls
-from jinfercept.chat.parsers.source import CallParser, Marks
+from jinfercept.chat.parsers.source import CallParser
 from jinfercept.chat.parsers.tool_call_format import ToolCallFormat
 from jinfercept.chat.text_stream import TextStream
 from jinfercept.chat.tokenizer.tokenizer import Tokenizer
@@ -41,18 +41,19 @@ class ChatTurns:
     markup: frozenset[int]
     tools: Sequence[ChatTool]
     max_rounds: int  # limit of turns whose calls are run
+    must_call: bool = False  # the first turn has to call
     parallel: bool = True  # otherwise all calls of a turn but the first are dropped
     futures: Futures | None = None  # None: no tool has asynchronous calls
     used_ids: frozenset[str] = frozenset()  # ids of the conversation's calls so far
 
-    def parser(self, beginning: Beginning, used_ids: set[str]) -> CallParser:
+    def parser(self, beginning: Beginning, used_ids: set[str], only_calls: bool = False) -> CallParser:
         """Make a parser for one turn. The ids of its calls are added to `used_ids`, which has those of earlier calls."""
         answer, calls, form = PlainParser(), None, self.form
         if form is not None:
             parser = partial(form.parser, first_only=not self.parallel)
-            answer = parser(used=used_ids)
+            answer = parser(used=used_ids, only_calls=only_calls)
             # a copy for each: calls that are only thought of use no ids
-            calls = TrailingCalls(Marks(form.tags), lambda: parser(used={*used_ids}), form.tools)
+            calls = partial(TrailingCalls, form.tags, lambda: parser(used={*used_ids}), form.tools)
         return answer if self.reasoning is None else ReasoningParser(self.reasoning, beginning, answer, calls)
 
     def for_the_caller(self, calls: Iterable[Call]) -> bool:
@@ -80,9 +81,10 @@ class ChatTranscript:
             params.min_tokens,
             markup=turns.markup,
             turn_ends=self._ends,
+            in_call=(lambda before, text: self._parsed.in_call(before, text)) if self.finds_calls else None,
         )
         self._used_ids = set(turns.used_ids)
-        self._parsed = ParsedTurn(turns.parser(turns.beginnings[0], self._used_ids))
+        self._parsed = ParsedTurn(turns.parser(turns.beginnings[0], self._used_ids, turns.must_call))
         self._message = _TurnMessage()
         self._messages: list[Message] = []
         self._pieces: list[tuple[Piece, ...]] = []  # of the turns before

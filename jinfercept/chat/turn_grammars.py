@@ -4,10 +4,12 @@ Only the first turn has to call; later turns are free. A grammar begins after th
 the tokens that end a text, which are forbidden so that an answer follows unless the output is cut off.
 """
 
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal, final
 
 import numpy as np
@@ -16,7 +18,7 @@ from jaxtyping import UInt32
 from jinfercept.chat.function_tools import ChatTool
 from jinfercept.chat.grammar.constraint import TokenGrammar, words_of
 from jinfercept.chat.grammar.grammar import Grammars
-from jinfercept.chat.grammar.schemas import prepared
+from jinfercept.chat.grammar.schemas import SchemaReduction
 from jinfercept.chat.parsers.hermes import answer_only, answer_or_calls
 from jinfercept.chat.parsers.reasoning import Beginning, ReasoningFormat
 from jinfercept.chat.parsers.tool_call_format import JSON_NAME, CallGrammar, Rules, ToolCallFormat
@@ -25,10 +27,14 @@ from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.errors import RequestError, shown
 from jinfercept.hooks import Constraint, Grammar
 
+log = logging.getLogger(__name__)
+
 ToolChoice = Literal["auto", "none", "required"] | Mapping[str, Any]
 """As OpenAI's `tool_choice`; with a mapping `{"type": "function", "function": {"name": …}}` the named tool has to be called."""
 
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+_MOST_FAILED = 4
+"""Tools whose grammars may fail before those of the others are not tried."""
 _UNSOUND = (ValueError, TypeError, LookupError, AttributeError, RecursionError)  # raised for invalid schemas
 
 
@@ -80,7 +86,7 @@ def compile_calls(
     tools: dict[str, Mapping[str, Any]] = {}
     for name, schema in required.items():
         try:
-            tools[name] = prepared(schema, lenient=True)
+            tools[name] = _enforceable(name, schema)
         except _UNSOUND as error:
             raise _unenforceable(f"a call of tool {name!r}", error) from error
 
@@ -105,7 +111,7 @@ def compile_answer_or_calls(
 ) -> TokenGrammar | None:
     """Compile the grammar of a turn in the format of Hermes that answers or calls; None if no tool can be called.
 
-    If a tool's schema cannot be enforced, arguments are any object; running the call reports what is wrong with them.
+    If a tool's schema cannot be enforced, its arguments are any object; running the call reports what is wrong with them.
     """
 
     def compiled(tools: Mapping[str, Mapping[str, Any]]) -> TokenGrammar | None:
@@ -114,19 +120,47 @@ def compile_answer_or_calls(
             return grammars.compile(calls.rules.text(answer_or_calls(calls)))
         return None
 
-    tools: dict[str, Mapping[str, Any]] = {}
-    for name, schema in (form.tools or {}).items():
-        if JSON_NAME.fullmatch(name):
+    tools = {name: _loosened(name, schema) for name, schema in (form.tools or {}).items() if JSON_NAME.fullmatch(name)}
+    if not tools:
+        return None
+    if (grammar := compiled(tools)) is not None:
+        return grammar
+    num_failed = 0  # a grammar that fails may take half a second
+    for name, schema in tools.items():
+        if num_failed == _MOST_FAILED or compiled({name: schema}) is None:
+            num_failed = min(num_failed + 1, _MOST_FAILED)
             tools[name] = _ANY_OBJECT
-            with suppress(*_UNSOUND):
-                tools[name] = prepared(schema, lenient=True)
-    return (compiled(tools) or compiled(dict.fromkeys(tools, _ANY_OBJECT))) if tools else None
+    return compiled(tools) or compiled(dict.fromkeys(tools, _ANY_OBJECT))
 
 
 def compile_answer(grammars: Grammars) -> TokenGrammar:
     """Compile the grammar of a turn without calls in the format of Hermes."""
     rules = Rules()
     return grammars.compile(rules.text(answer_only(rules)))
+
+
+def _loosened(name: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    try:
+        return _enforceable(name, schema)
+    except _UNSOUND:
+        return _ANY_OBJECT
+
+
+def _enforceable(name: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    reduction = SchemaReduction(checked_later=True)
+    reduced = reduction.reduce(schema)
+    if reduction.unenforced:
+        _log_unenforced(name, tuple(reduction.unenforced))
+    return reduced
+
+
+@lru_cache(maxsize=256)
+def _log_unenforced(name: str, places: tuple[str, ...]) -> None:
+    log.info(
+        "arguments of tool %.80r are checked when it is run, not while they are written: %.300r",
+        name,
+        ", ".join(places),
+    )
 
 
 def _tokens(tokenizer: Tokenizer) -> Callable[[str], int | None]:

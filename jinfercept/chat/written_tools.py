@@ -7,7 +7,7 @@ tools and says how to call them; calls stand in the assistant's text, and result
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import Any
@@ -115,30 +115,53 @@ Declarations = Sequence[Mapping[str, Any]]
 
 _VALUES = ("const", "default")
 """Keywords whose value may be null."""
-_SCHEMAS = ("items", "not")
+_SCHEMAS = ("items", "additionalProperties", "not")
 _LISTS_OF_SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SCHEMAS_BY_NAME = ("properties", "$defs", "definitions")
 
 
 def rendered_with_tools(tools: Declarations, render: Callable[[Declarations], str]) -> str:
-    """Render a template with declarations as given, or with full ones if it refuses these.
+    """Render a template with the first form of declarations that it takes. Raises `RequestError` if it takes none.
 
-    Raises `RequestError` if it refuses both. `render` writes the text, or raises `RequestError`.
+    Args:
+        tools: the declarations as given, which are tried first.
+        render: writes the text, or raises `RequestError`.
     """
     try:
         return render(tools)
     except RequestError as error:
-        with suppress(RequestError, RecursionError, AttributeError):  # a schema may be no schema
-            return render([_full_tool(tool) for tool in tools])
-        try:
-            render([])
-        except RequestError:
-            raise error from None
+        for form in _fuller_forms(tools):
+            with suppress(RequestError):
+                return render(form)
+        if not _renders(render, []):
+            raise
         raise RequestError(
             "the chat template does not take these tools",
             got=error.got,
             fix="declare them as OpenAI does: a name, a description, and parameters, the JSON schema of an object",
         ) from error
+
+
+def _renders(render: Callable[[Declarations], str], tools: Declarations) -> bool:
+    try:
+        render(tools)
+    except RequestError:
+        return False
+    return True
+
+
+def _fuller_forms(tools: Declarations) -> Iterator[list[dict[str, Any]]]:
+    last = list(tools)
+    # first a description and parameters for each tool; then descriptions of all properties, and objects for schemas that are
+    # `true`; then one type for each of these
+    for nested, typed in ((False, False), (True, False), (True, True)):
+        try:
+            form = [_filled_tool(tool, nested, typed) for tool in tools]
+        except RecursionError:  # the template's reason stands
+            return
+        if form != last:
+            yield form
+        last = form
 
 
 def usual_variables(template: str, tools: Declarations) -> dict[str, Any]:
@@ -151,29 +174,46 @@ def usual_variables(template: str, tools: Declarations) -> dict[str, Any]:
     return {"functions": json.dumps(tools, indent=4, ensure_ascii=False), "datetime": f"{datetime.now():%Y-%m-%d}"}
 
 
-def _full_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+def _filled_tool(tool: Mapping[str, Any], nested: bool, typed: bool) -> dict[str, Any]:
     function = tool["function"]
-    parameters = {"type": "object", "properties": {}} | _full_schema(function.get("parameters") or {"type": "object"})
-    return {
-        **tool,
-        "function": {**function, "description": function.get("description") or "", "parameters": parameters},
-    }
+    schema = function.get("parameters")
+    parameters = {"type": "object", "properties": {}} | (_without_null(schema) if isinstance(schema, Mapping) else {})
+    if nested:
+        parameters = _filled_schema(parameters, typed)
+    filled = {**function, "description": function.get("description") or "", "parameters": parameters}
+    return {**tool, "function": filled}
 
 
-def _full_schema(schema: Mapping[str, Any] | bool | None) -> dict[str, Any]:
-    # every property has a description, and every schema one type
-    given = schema if isinstance(schema, Mapping) else {}  # true is a schema, too
-    full = {key: value for key, value in given.items() if value is not None or key in _VALUES}
-    for key, value in full.items():
-        if key in _LISTS_OF_SCHEMAS and isinstance(value, list):
-            full[key] = [_full_schema(option) for option in value]
-        elif key in _SCHEMAS:
-            full[key] = _full_schema({"anyOf": value} if isinstance(value, list) else value)
+def _without_null(schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in schema.items() if value is not None or key in _VALUES}
+
+
+def _filled_schema(schema: Any, typed: bool) -> Any:
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, Mapping):
+        return schema
+    filled = _without_null(schema)
+    for key, value in schema.items():
+        if typed and key == "items" and isinstance(value, list):
+            filled[key] = _filled_schema({"anyOf": value}, typed)
+        elif key in _SCHEMAS and not (key == "additionalProperties" and value is True):
+            filled[key] = _filled_schema(value, typed)
+        elif key in _LISTS_OF_SCHEMAS and isinstance(value, list):
+            filled[key] = [_filled_schema(option, typed) for option in value]
         elif key in _SCHEMAS_BY_NAME and isinstance(value, Mapping):
-            full[key] = {name: {"description": "", **_full_schema(part)} for name, part in value.items()}
-    if not isinstance(full.get("type"), str):
-        full["type"] = _first_type(full)
-    return full
+            filled[key] = {name: _filled_property(option, typed) for name, option in value.items()}
+    if typed and (isinstance(filled.get("type"), list) or "type" not in filled):
+        filled["type"] = _first_type(filled)
+    return filled
+
+
+def _filled_property(schema: Any, typed: bool) -> Any:
+    filled = _filled_schema(schema, typed)
+    if isinstance(filled, dict) and not isinstance(filled.get("description"), str):
+        described = filled.get("description")
+        filled["description"] = "" if described is None else str(described)
+    return filled
 
 
 def _first_type(schema: Mapping[str, Any]) -> str:

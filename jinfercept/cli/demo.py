@@ -23,7 +23,7 @@ from jinfercept.models.embedded import NAME
 from jinfercept.outputs import RequestOutput
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan_builder import SchedulerCounters
-from jinfercept.sim.tables import plain_table
+from jinfercept.sim.reports import plain_table
 from jinfercept.start.progress import StartDisplay
 
 if TYPE_CHECKING:

@@ -33,16 +33,12 @@ from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.orders import ORDERS, check_order_choice
 from jinfercept.sched.plugins import check_name, is_place
 from jinfercept.sched.policies import SETTINGS, PolicyInputs, check_choice
-from jinfercept.sim.agent_sessions import ScriptedSession, fitting
-from jinfercept.sim.arrivals import Arrival, arrivals
-from jinfercept.sim.own_workload import OwnWorkload
-from jinfercept.sim.reports import check_outputs, write_files, write_json
-from jinfercept.sim.session_clients import SessionLoad
+from jinfercept.sim.agent_sessions import ScriptedSession, fitting, load_sessions, trace_form
+from jinfercept.sim.reports import check_least, check_outputs, listed, numbers, show, write_files, write_json
+from jinfercept.sim.scripted import SessionLoad
 from jinfercept.sim.simulation import BOUNDS, SIMULATED_ESTIMATORS, Simulation
 from jinfercept.sim.sweep import SimulatedLoad, SweepRun, sweep
-from jinfercept.sim.tables import check_least, listed, numbers, show
-from jinfercept.sim.trace_files import load_sessions, trace_form
-from jinfercept.sim.workload import Script, from_trace, load_trace
+from jinfercept.sim.workload import Arrival, OwnWorkload, Script, arrivals, from_trace, load_trace
 from jinfercept.sim.workload import draw as draw_script
 
 KV_TOKENS = 53_000

@@ -5,9 +5,8 @@ from typing import Any
 
 from rich.table import Table
 
-from jinfercept.sim.reports import group, latency_ms, over_seeds, ranking
+from jinfercept.sim.reports import group, latency_ms, number_text, over_seeds, plain_table, ranking
 from jinfercept.sim.sweep import INTERRUPTED, Report
-from jinfercept.sim.tables import number_text, plain_table
 
 
 def exit_status(reports: Sequence[Report]) -> int:

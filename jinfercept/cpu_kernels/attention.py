@@ -2,53 +2,39 @@
 
 The executable depends on static shapes only. The work depends on the batch, through the trip counts of three loops: over tiles
 of decode rows, over tiles of one chunk's query tokens, and, inside both, over tiles of pages up to the longest context that the
-tile sees. A tile is a rectangle: a decode tile has one query per row, a chunk's has one row. Long chunks and long contexts take
-wide tiles, their remainders narrow ones.
+tile sees. A tile is a rectangle: a decode tile has one query per row, a chunk's has one row.
 
 A tile of pages is gathered as it lies, all heads of a token in one row, and each KV head does its own two products on a slice
 of it. A chunk multiplies in the type of its queries (in bfloat16 twice as fast as in float32), a decode row in float32:
 products of so few rows gain nothing, and lose time in bfloat16.
 """
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 from jax.lax import dynamic_slice_in_dim as window
 from jax.lax import dynamic_update_slice_in_dim as put_window
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from jinfercept.cpu_kernels import native
 from jinfercept.pallas.layouts.kv_rows import is_quantised, split_pages, widened
-from jinfercept.pallas.layouts.pages import OUT_OF_RANGE, SCRATCH_PAGE, Batch, KVPages
+from jinfercept.pallas.layouts.pages import OUT_OF_RANGE, SCRATCH_PAGE, Batch, HeadRows, KVPages
 from jinfercept.pallas.layouts.scoring import PLAIN, Scoring
 
 DECODE_ROWS = 8  # decode rows in a tile
-CHUNK_QUERIES = (64, 256)  # query tokens of one row in a tile, narrow and wide
-DECODE_CONTEXT = (64, 256)  # context tokens in a tile
-CHUNK_CONTEXT = (128, 256)
+CHUNK_QUERIES = 128  # query tokens of one row in a tile
+CONTEXT = 128  # context tokens in a tile
 NOTHING = -1  # the position of a query that sees no context
 HIDDEN, LOWEST = -2e30, -1e30  # a masked score lies so far under any maximum that its weight is exactly 0
 
 
-class _Tiles(NamedTuple):
-    # pages of a tile of context, and the type of its products
-    narrow: int
-    wide: int
-    dtype: DTypeLike
-
-
-def paged_attention_cpu(
-    q: Float[Array, "T H D"], pages: KVPages, batch: Batch, scoring: Scoring = PLAIN
-) -> Float[Array, "T H D"]:
+def paged_attention_cpu(q: HeadRows, pages: KVPages, batch: Batch, scoring: Scoring = PLAIN) -> HeadRows:
     """As `paged_attention_reference`. Sums are in float32; the result has the type of `q`."""
     if native.usable():
         return _with_kernel(q, pages, batch, scoring)
     return _tiled(q, pages, batch, scoring)
 
 
-def _with_kernel(q: Float[Array, "T H D"], pages: KVPages, batch: Batch, scoring: Scoring) -> Float[Array, "T H D"]:
+def _with_kernel(q: HeadRows, pages: KVPages, batch: Batch, scoring: Scoring) -> HeadRows:
     from jinfercept.cpu_kernels import chunks, decode
 
     if not decode.supports(q, pages):
@@ -68,25 +54,24 @@ def _with_kernel(q: Float[Array, "T H D"], pages: KVPages, batch: Batch, scoring
 
 
 def _tiled(
-    q: Float[Array, "T H D"],
+    q: HeadRows,
     pages: KVPages,
     batch: Batch,
     scoring: Scoring = PLAIN,
-    decoded: Float[Array, "T H D"] | None = None,
-) -> Float[Array, "T H D"]:
+    decoded: HeadRows | None = None,
+) -> HeadRows:
     num_tokens = len(q)
     num_rows, pages_per_row = batch.page_tables.shape
     tile_rows = min(DECODE_ROWS, num_tokens, num_rows)
-    short, long = (min(size, num_tokens) for size in CHUNK_QUERIES)
-    decode, chunk = _tiles(DECODE_CONTEXT, pages, jnp.float32), _tiles(CHUNK_CONTEXT, pages, q.dtype)
+    tile_queries, tile_pages = min(CHUNK_QUERIES, num_tokens), max(1, CONTEXT // pages.shape[1])
 
     # Padded so that no window is ever clamped: a tile may begin at the last token, the last row or the last page.
-    beyond = max(tile_rows, long)
+    beyond = max(tile_rows, tile_queries)
     queries = jnp.pad(q, ((0, beyond), (0, 0), (0, 0)))
     positions = jnp.pad(batch.positions, (0, beyond))
     tables = jnp.pad(
         batch.page_tables,
-        ((0, tile_rows), (0, -pages_per_row % max(decode.wide, chunk.wide))),
+        ((0, tile_rows), (0, -pages_per_row % tile_pages)),
         constant_values=SCRATCH_PAGE,
     )
     num_used = batch.query_starts[-1]
@@ -97,27 +82,19 @@ def _tiled(
         is_decode = start + jnp.arange(tile_rows) < batch.num_decode
         position = jnp.where(is_decode, window(positions, start, tile_rows), NOTHING)
         table = jnp.where(is_decode[:, None], window(tables, start, tile_rows), SCRATCH_PAGE)
-        tile = _attend(window(queries, start, tile_rows)[:, None], position[:, None], table, pages, decode, scoring)
-        return start + tile_rows, put_window(out, tile[:, 0], start, axis=0)
+        rows = window(queries, start, tile_rows)[:, None].astype(jnp.float32)
+        tile = _attend(rows, position[:, None], table, pages, tile_pages, scoring)
+        return start + tile_rows, put_window(out, tile[:, 0].astype(q.dtype), start, axis=0)
 
     def chunk_tile(carry):
         start, out = carry
         row = jnp.sum(batch.query_starts <= start) - 1
-        row_end = batch.query_starts[row + 1]
-
-        def tile_of(size, out):
-            end = jnp.minimum(start + size, row_end)
-            is_mine = start + jnp.arange(size) < end
-            position = jnp.where(is_mine, window(positions, start, size), NOTHING)
-            table = window(tables, row, 1)
-            tile = _attend(window(queries, start, size)[None], position[None], table, pages, chunk, scoring)
-            return end, put_window(out, tile[0], start, axis=0)
-
-        if short == long:
-            return tile_of(short, out)
-        return jax.lax.cond(
-            row_end - start > short, lambda out: tile_of(long, out), lambda out: tile_of(short, out), out
-        )
+        end = jnp.minimum(start + tile_queries, batch.query_starts[row + 1])
+        is_mine = start + jnp.arange(tile_queries) < end
+        position = jnp.where(is_mine, window(positions, start, tile_queries), NOTHING)
+        chunk = window(queries, start, tile_queries)[None]
+        tile = _attend(chunk, position[None], window(tables, row, 1), pages, tile_pages, scoring)
+        return end, put_window(out, tile[0], start, axis=0)
 
     if decoded is None:
         out = jnp.zeros_like(queries)
@@ -128,20 +105,15 @@ def _tiled(
     return out[:num_tokens]
 
 
-def _tiles(tokens: tuple[int, int], pages: KVPages, dtype: DTypeLike) -> _Tiles:
-    narrow = max(1, tokens[0] // pages.shape[1])
-    return _Tiles(narrow, narrow * (tokens[1] // tokens[0]), dtype)
-
-
 def _attend(
     queries: Float[Array, "R Q H D"],
     positions: Int[Array, "R Q"],
     tables: Int[Array, "R P"],
     pages: KVPages,
-    tiles: _Tiles,
+    tile_pages: int,
     scoring: Scoring,
 ) -> Float[Array, "R Q H D"]:
-    """One tile of queries over its rows' pages; P is a multiple of the wide tile.
+    """One tile of queries over its rows' pages; P is a multiple of `tile_pages`. Products are in the type of the queries.
 
     Query `[r, q]` sees positions up to `positions[r, q]`; one that sees nothing gives zeros.
     """
@@ -151,12 +123,12 @@ def _attend(
     blocks = pages.reshape(num_pages, -1) if is_quantised(pages.dtype) else pages.reshape(num_pages, page_size, -1)
     if scoring.window is not None:
         positions, tables = _from_window(positions, tables, scoring.window, page_size)
-    grouped = queries.astype(tiles.dtype).reshape(rows, num_q, num_kv_heads, group, head_dim)
-    longest = jnp.max(positions, axis=1) + 1  # [R]
+    grouped = queries.reshape(rows, num_q, num_kv_heads, group, head_dim)
+    longest, tile_tokens = jnp.max(positions, axis=1) + 1, tile_pages * page_size  # [R]
 
-    def page_tile(tile_pages, first_page, carry):
+    def page_tile(index, carry):
         top, total, weighted = carry  # [K, R, Q, G], [K, R, Q, G], [K, R, Q, G, D]
-        tile_tokens = tile_pages * page_size
+        first_page = index * tile_pages
         table = window(tables, first_page, tile_pages, axis=1)
         place = first_page * page_size + jnp.arange(tile_tokens)
         written = (place[None] < longest[:, None])[..., None]  # unwritten slots may hold anything
@@ -165,11 +137,11 @@ def _attend(
             numbers = numbers.reshape(rows, tile_tokens, 2 * num_kv_heads, head_dim)
             scales = jnp.where(written, scales.reshape(rows, tile_tokens, -1), 0)
             heads = [
-                (widened(numbers[:, :, head], tiles.dtype), scales[:, :, head]) for head in range(2 * num_kv_heads)
+                (widened(numbers[:, :, head], queries.dtype), scales[:, :, head]) for head in range(2 * num_kv_heads)
             ]
         else:
             context = blocks[table].reshape(rows, tile_tokens, -1)  # [R, t, 2·K·D]
-            context = jnp.where(written, context, 0).astype(tiles.dtype)
+            context = jnp.where(written, context, 0).astype(queries.dtype)
             heads = [(head, None) for head in jnp.split(context, 2 * num_kv_heads, axis=-1)]
         # K keys, then K values: each [R, t, D] and, if quantised, [R, t]
         keys, values = heads[:num_kv_heads], heads[num_kv_heads:]
@@ -186,7 +158,7 @@ def _attend(
         scores = jnp.where(visible[:, :, None], scores, HIDDEN)
         new_top = jnp.maximum(top, scores.max(axis=-1))
         weights, fade = jnp.exp(scores - new_top[..., None]), jnp.exp(top - new_top)
-        narrow = [_scaled(weights[k], scale).astype(tiles.dtype) for k, (_, scale) in enumerate(values)]
+        narrow = [_scaled(weights[k], scale).astype(queries.dtype) for k, (_, scale) in enumerate(values)]
         added = jnp.stack([_product("rqgt,rtd->rqgd", narrow[k], value) for k, (value, _) in enumerate(values)])
         return new_top, total * fade + weights.sum(axis=-1), weighted * fade[..., None] + added
 
@@ -195,16 +167,8 @@ def _attend(
     if scoring.sinks is not None:
         sinks = scoring.sinks.astype(jnp.float32).reshape(num_kv_heads, 1, 1, group)
         carry = (jnp.broadcast_to(sinks, shape), jnp.ones(shape), carry[2])
-    used = (jnp.max(longest) + page_size - 1) // page_size
-    num_wide = (used + tiles.narrow - 1) // tiles.wide  # one that narrow tiles could not replace with less to read
-    num_narrow = jnp.maximum(0, used - num_wide * tiles.wide + tiles.narrow - 1) // tiles.narrow
-    carry = jax.lax.fori_loop(0, num_wide, lambda index, carry: page_tile(tiles.wide, index * tiles.wide, carry), carry)
-    _, total, weighted = jax.lax.fori_loop(
-        0,
-        num_narrow,
-        lambda index, carry: page_tile(tiles.narrow, num_wide * tiles.wide + index * tiles.narrow, carry),
-        carry,
-    )
+    num_tiles = (jnp.max(longest) + tile_tokens - 1) // tile_tokens
+    _, total, weighted = jax.lax.fori_loop(0, num_tiles, page_tile, carry)
     mean = weighted / jnp.where(total == 0.0, 1.0, total)[..., None]
     return mean.transpose(1, 2, 0, 3, 4).reshape(queries.shape).astype(queries.dtype)
 

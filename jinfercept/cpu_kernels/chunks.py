@@ -10,23 +10,20 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 from llvmlite import ir
 
 from jinfercept.cpu_kernels import native
 from jinfercept.cpu_kernels.code import BF16, F32, I32, I64, TYPES, Buffer, Code, Value, Variable, add_products
 from jinfercept.cpu_kernels.decode import LOWEST, BlockPlaces, Scores, sinks_of
 from jinfercept.cpu_kernels.tiles import has_pairs
-from jinfercept.pallas.layouts.pages import Batch, KVPages
+from jinfercept.pallas.layouts.pages import Batch, HeadRows, KVPages
 from jinfercept.pallas.layouts.scoring import PLAIN, Scoring
 
 BLOCK = 64
 """Most context tokens of a block."""
 
 
-def chunk_attention(
-    q: Float[Array, "T H D"], pages: KVPages, batch: Batch, decoded: Float[Array, "T H D"], scoring: Scoring = PLAIN
-) -> Float[Array, "T H D"]:
+def chunk_attention(q: HeadRows, pages: KVPages, batch: Batch, decoded: HeadRows, scoring: Scoring = PLAIN) -> HeadRows:
     """`decoded`, with the attention of the chunks' tokens in their places, for arguments that `supports` accepts."""
     kernel = _Chunks(
         num_heads=q.shape[1],

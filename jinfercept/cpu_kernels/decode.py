@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from jinfercept.cpu_kernels import native
 from jinfercept.cpu_kernels.code import BF16, F32, I32, I64, TYPES, Buffer, Code, Operand, Value, Variable, add_products
 from jinfercept.cpu_kernels.tiles import PAIRS, has_pairs
-from jinfercept.pallas.layouts.pages import Batch, KVPages
+from jinfercept.pallas.layouts.pages import Batch, HeadRows, KVPages, Scalar
 from jinfercept.pallas.layouts.scoring import PLAIN, Scoring
 
 DTYPES = ("float32", "bfloat16")
@@ -25,8 +25,8 @@ _LINE = 64  # bytes
 
 
 def decode_attention(
-    q: Float[Array, "T H D"], pages: KVPages, batch: Batch, num_tokens: Int[Array, ""], scoring: Scoring = PLAIN
-) -> Float[Array, "T H D"]:
+    q: HeadRows, pages: KVPages, batch: Batch, num_tokens: Scalar, scoring: Scoring = PLAIN
+) -> HeadRows:
     """As `paged_attention_reference` for the first `num_tokens` tokens, zeros for others; for arguments that `supports`
     accepts."""
     kernel = _Decode(

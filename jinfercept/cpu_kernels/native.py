@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _LOCK = threading.Lock()
-_ARCH_PRCTL, _PERMIT_STATE, _TILES = 158, 0x1023, 18  # Linux' system call and its arguments
 _COMPILED: dict[str, Any] = {}  # engines of LLVM by target, which own the machine code that XLA calls
 
 
@@ -55,12 +54,6 @@ def usable() -> bool:
 def lanes() -> int:
     """Numbers of float32 in the widest vector of this CPU."""
     return 16 if "avx512f" in features() else 8
-
-
-@cache
-def has_matrix_tiles() -> bool:
-    """Whether this CPU multiplies tiles of bfloat16 (AMX), for which Linux has to permit this process a larger state."""
-    return "amx-bf16" in features() and ctypes.CDLL(None).syscall(_ARCH_PRCTL, _PERMIT_STATE, _TILES) == 0
 
 
 def target(kernel: "Kernel") -> str:

@@ -14,7 +14,7 @@ from jax.lax import dynamic_slice_in_dim as window
 from jax.lax import dynamic_update_slice_in_dim as put_window
 from jaxtyping import Array, Bool, Float, Int
 
-from jinfercept.pallas.layouts.pages import SCRATCH_PAGE, Batch, KVPages
+from jinfercept.pallas.layouts.pages import SCRATCH_PAGE, Batch, HeadRows, KVPages, Scalar
 from jinfercept.pallas.layouts.scoring import PLAIN, Scoring
 
 FEWEST_ROWS = 64
@@ -25,9 +25,7 @@ KEYS = 256
 """Contexts are filled up to a multiple of so many keys."""
 
 
-def ordered_attention(
-    q: Float[Array, "T H D"], pages: KVPages, batch: Batch, scoring: Scoring = PLAIN
-) -> Float[Array, "T H D"]:
+def ordered_attention(q: HeadRows, pages: KVPages, batch: Batch, scoring: Scoring = PLAIN) -> HeadRows:
     """As `paged_attention_reference`, for pages that are not quantised."""
     num_tokens, page_size = len(q), pages.shape[1]
     longest = batch.page_tables.shape[1] * page_size
@@ -51,7 +49,7 @@ def ordered_attention(
 
     branches = [partial(attend, size) for size in sizes]
 
-    def tile(carry: tuple[Int[Array, ""], Float[Array, "..."]]) -> tuple[Int[Array, ""], Float[Array, "..."]]:
+    def tile(carry: tuple[Scalar, Float[Array, "..."]]) -> tuple[Scalar, Float[Array, "..."]]:
         start, out = carry
         row = jnp.sum(batch.query_starts <= start) - 1
         end = jnp.minimum(start + FEWEST_ROWS, batch.query_starts[row + 1])
@@ -82,12 +80,12 @@ def visible(positions: Int[Array, "T"], places: Int[Array, "S"], scoring: Scorin
 
 
 def whole_attention(
-    q: Float[Array, "T H D"],
+    q: HeadRows,
     keys: Float[Array, "S K D"],
     values: Float[Array, "S K D"],
     sees: Bool[Array, "T S"],
     scoring: Scoring = PLAIN,
-) -> Float[Array, "T H D"]:
+) -> HeadRows:
     """Attention as models are written for training: all scores, their softmax, the mean of values. Sinks raise `ValueError`."""
     num_tokens, num_heads, head_dim = q.shape
     if scoring.sinks is not None:

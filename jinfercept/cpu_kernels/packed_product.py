@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Shaped
-from llvmlite import ir
 
 from jinfercept.cpu_kernels import native
 from jinfercept.cpu_kernels.code import (
@@ -47,7 +46,7 @@ def product(
     scales: Shaped[Array, "B G W"],
     offsets: Float[Array, "B G W"] | None,
 ) -> Float[Array, "T N"]:
-    """`x @ unpack(Packed(values, scales, offsets, zero))`, if `supports` and `quantized_product.supports` accept it.
+    """`x @ unpack(Packed(values, scales, offsets, zero))`, if `supports` and `quantized.supports` accept it.
 
     Where a CPU multiplies more bfloat16 rows than `most_few` as pairs, the weight's numbers are rounded to bfloat16.
     """
@@ -167,29 +166,8 @@ class _QuantizedManyRows(ManyRows):
             offsets = self.stored.factors(code, 3, place, 2) if self.stored.has_offsets else None
             start = number * group
             with code.loop(start, start + group, STEP) as k:
-                if self.pairs and self.stored.bits == 4:
-                    self.put_pairs(buffer, k, self._wide_pairs(code, values, k, scales, offsets))
-                else:
-                    rows = [self._scaled(code, row, scales, offsets) for row in self.stored.rows(code, values, k, 2)]
-                    self.put(code, buffer, k, rows)
-
-    def _wide_pairs(
-        self, code: Code, values: Buffer, k: Value, scales: list[Value], offsets: list[Value] | None
-    ) -> list[list[Value]]:
-        result = list[list[Value]]()
-        for pairs in self.stored.pairs(code, values, k, 2):
-            words = [pair.bits(I32) for pair in pairs]
-            lower = [(word << 16).bits(F32) for word in words]
-            upper = [(word & -1 << 16).bits(F32) for word in words]
-            rows = [self._scaled(code, row, scales, offsets) for row in (lower, upper)]
-            result.append([self._rounded(code, *two) for two in zip(*rows, strict=True)])
-        return result
-
-    def _rounded(self, code: Code, lower: Value, upper: Value) -> Value:
-        pairs = ir.VectorType(BF16, 2 * self.lanes)
-        near = code.call("llvm.x86.avx512bf16.cvtne2ps2bf16.512", pairs, upper, lower)
-        order = [place for column in range(self.lanes) for place in (column, column + self.lanes)]
-        return code.shuffle(near, near, order)
+                rows = [self._scaled(code, row, scales, offsets) for row in self.stored.rows(code, values, k, 2)]
+                self.put(code, buffer, k, rows)
 
     def _scaled(self, code: Code, row: list[Value], scales: list[Value], offsets: list[Value] | None) -> list[Value]:
         if offsets is None:

@@ -71,10 +71,6 @@ class ManyRows(ABC):
         if self.pairs:
             pairs = zip(rows[::2], rows[1::2], strict=True)
             rows = [[code.interleaved(*halves) for halves in zip(*two, strict=True)] for two in pairs]
-        self.put_pairs(buffer, first, rows)
-
-    def put_pairs(self, buffer: Buffer, first: Value, rows: list[list[Value]]) -> None:
-        """As `put`, given what the buffer has: vectors of float32 rows, or of the pairs of two rows of bfloat16."""
         place = first * (2 * self.lanes // self._step)
         for index, vector in enumerate(vector for row in rows for vector in row):
             buffer[place + index * self.lanes] = vector

@@ -14,7 +14,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from jinfercept.calls import Call
-from jinfercept.engine.protocols import CopyableConstraint
+from jinfercept.engine.dispatcher import CopyableConstraint
 from jinfercept.errors import describe_failure
 from jinfercept.events import Event
 from jinfercept.hooks import BadFrame, Constraint, Text, Transcript, Watch

@@ -1,22 +1,248 @@
 """Runs the code of tools: each call of a sync function in a thread of its own, coroutines on one event loop.
 
 A coroutine that blocks delays the other coroutines of the same `ToolExecutor`, and nothing else. The Python tools of a file are
-in another process (`tools.python_process`).
+in another process (`tools.python_process`). A value of a user's class can block or raise, even when it is printed. So values
+become plain where the tool runs, and only plain values leave it: they run no code of the tool.
 """
 
 import asyncio
 import inspect
 import threading
-from collections.abc import Callable, Coroutine
-from concurrent.futures import Future, ThreadPoolExecutor
+from array import array
+from asyncio import CancelledError
+from collections.abc import Callable, Coroutine, Generator, Mapping
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
-from contextvars import Context, copy_context
-from dataclasses import replace
+from contextvars import Context, ContextVar, copy_context
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Any, final
+from typing import Any, cast, final
 
-from jinfercept.engine.current_call import CURRENT_CALL, AtOnce
-from jinfercept.engine.tool_run import ToolFailed, ToolRun, ToolValue, plain_failure, plain_value
+from jinfercept.calls import Call, Result
+from jinfercept.errors import describe_failure, shown
+from jinfercept.values import plain
+
+MOST_CHARS = 2**24
+"""Characters of the longest text of a result; more are dropped before they are copied."""
+
+
+@final
+class Placeholder(str):
+    """The value that a call that goes on returns at once; its result has the status "started"."""
+
+
+ToolValue = str | tuple[int, ...]
+"""A text, possibly a `Placeholder`, or token ids."""
+
+
+class ToolFailed(Exception):
+    """An exception of a tool, as text."""
+
+
+@final
+class ToolTimeout(ToolFailed, TimeoutError):
+    """An exception of a tool that gave up in time."""
+
+
+def plain_value(value: object) -> ToolValue:
+    """Convert a tool's return value to a text or to token ids.
+
+    Raises whatever the value's own methods raise, and `ToolFailed` for an array of numbers that are not token ids.
+    """
+    if isinstance(value, str):
+        return value if isinstance(value, Placeholder) else _plain_text(str(value))
+    return _plain_other(value)
+
+
+def _plain_other(given: object) -> ToolValue:
+    value = plain([*given[:MOST_CHARS]] if isinstance(given, range | array) else given)
+    if isinstance(value, list | tuple) and all(type(token) is int for token in value):
+        return cast(tuple[int, ...], tuple(value))
+    is_array = isinstance(value, list) and not isinstance(given, list)
+    if is_array and all(isinstance(row, int | float | list) for row in value):
+        raise ToolFailed(f"token ids are whole numbers in one dimension; got {shown(given)}; return those, or a text")
+    if isinstance(value, bytes | bytearray):
+        value = value[:MOST_CHARS]
+    return "" if value is None else _plain_text(str(value))
+
+
+def plain_failure(error: BaseException) -> ToolFailed:
+    """Convert any exception to one that is safe to raise anywhere."""
+    kind = type(error)  # not by `isinstance`, which may ask the exception itself
+    if issubclass(kind, ToolFailed):
+        return cast(ToolFailed, error)
+    text = _plain_text(describe_failure(error))
+    return ToolTimeout(text) if issubclass(kind, TimeoutError) else ToolFailed(text)
+
+
+def value_result(value: ToolValue, duration_s: float, most_tokens: int) -> Result:
+    """The result of a call that returned."""
+    # one id more than the model may read is kept, which makes the result too large
+    if isinstance(value, tuple):
+        return (
+            Result("", "ok", value[: most_tokens + 1], duration_s) if value else Result("", "empty", None, duration_s)
+        )
+    if isinstance(value, Placeholder):
+        return Result(str(value), "started", None, duration_s)
+    if not value.strip():
+        return Result("(nothing)", "empty", None, duration_s)
+    return Result(value, "ok", None, duration_s)
+
+
+def failure_result(error: BaseException, duration_s: float) -> Result:
+    """The result of a call that raised."""
+    status = "timeout" if isinstance(error, TimeoutError) else "error"
+    return Result(f"error: {plain_failure(error)}", status, None, duration_s)
+
+
+def _plain_text(text: str) -> str:
+    # a `str` and no subclass, of bounded size, without half surrogate pairs
+    return str.encode(str.__getitem__(text, slice(MOST_CHARS)), errors="replace").decode()
+
+
+@final
+class ToolRun[T]:
+    """Work that runs elsewhere. It can be awaited in any event loop; a waiter that is cancelled cancels the work."""
+
+    def __init__(self) -> None:
+        self.result = Future[T]()  # set when the work has ended, not when it is cancelled
+        self.result.set_running_or_notify_cancel()
+        self.is_cancelled = False
+        self._cancel: Callable[[], object] | None = None
+        self._lock = threading.Lock()
+
+    def on_cancel(self, cancel: Callable[[], object]) -> None:
+        """Replace the function that cancels the work. It is called at once if `cancel` was called before."""
+        with self._lock:
+            self._cancel = cancel
+            is_late = self.is_cancelled
+        if is_late:
+            cancel()
+
+    def cancel(self) -> None:
+        """Ask the work to end. Work in a thread goes on; later calls do nothing."""
+        with self._lock:
+            was_cancelled, self.is_cancelled = self.is_cancelled, True
+            cancel = self._cancel
+        if cancel is not None and not was_cancelled and not self.result.done():
+            cancel()
+
+    def end(self, value: T) -> None:
+        """Set the value of the work. Only the first of `end` and `fail` counts."""
+        with suppress(InvalidStateError):
+            self.result.set_result(value)
+
+    def fail(self, error: BaseException) -> None:
+        """Set the exception of the work."""
+        with suppress(InvalidStateError):
+            self.result.set_exception(error)
+
+    def follow(self, result: Future[T]) -> None:
+        """End with the value or the exception of another future."""
+
+        def copy(result: Future[T]) -> None:
+            error = asyncio.CancelledError() if result.cancelled() else result.exception()
+            self.end(result.result()) if error is None else self.fail(error)
+
+        result.add_done_callback(copy)
+
+    def __await__(self) -> Generator[Any, None, T]:
+        try:
+            return (yield from asyncio.wrap_future(self.result).__await__())
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+
+
+ToolFunction = Callable[[str], object]
+"""Takes a call's arguments as the model wrote them; returns a value, an awaitable or a `ToolRun`."""
+
+
+@dataclass(frozen=True, slots=True)
+class CurrentCall:
+    """A call while its function runs. Outside of tools it has no tool's name, outside of calls no ids and no `outlast`."""
+
+    tool: str = ""
+    id: str = ""
+    request_id: str = ""
+    tenant: str = ""
+    trace: Mapping[str, str] = field(default_factory=dict[str, str])  # headers of the W3C trace context, by name
+    # Starts another function, which may go on after the result of this call, and calls its last argument at the end of
+    # the request. If the call is over, it only does the latter.
+    outlast: Callable[[ToolFunction, str, Callable[[], None]], ToolRun[ToolValue]] | None = None
+
+
+OUTSIDE = CurrentCall()
+"""Where no tool runs."""
+CURRENT_CALL = ContextVar("jinfercept_current_call", default=OUTSIDE)
+"""The call whose code runs: in a tool's function, in its tasks, and in its jobs in threads."""
+
+
+CALL_KEY = "jinfercept/call"
+"""Key of `fields_of` a call in the metadata that the process of Python tools receives with it."""
+
+
+def fields_of(call: CurrentCall) -> dict[str, Any]:
+    """The fields of a call that code in another process gets: all but `outlast`."""
+    values = {each.name: getattr(call, each.name) for each in fields(call) if each.name != "outlast"}
+    return values | {"trace": dict(call.trace)}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class AtOnce:
+    """A function of a tool that never blocks, so the caller's own thread calls it: its work goes on elsewhere."""
+
+    function: ToolFunction
+
+    def __call__(self, arguments: str) -> object:
+        return self.function(arguments)
+
+
+def around(function: ToolFunction, wrapper: ToolFunction) -> ToolFunction:
+    """Mark a wrapper as `AtOnce` if the wrapped function is."""
+    return AtOnce(wrapper) if isinstance(function, AtOnce) else wrapper
+
+
+@final
+class RunningCall:
+    """One call of a function."""
+
+    def __init__(self, name: str, call: Call) -> None:
+        self.name, self.call = name, call
+        self.has_started = self.is_read = False  # is_read: the request has the result at once, so no future follows
+        self._run = ToolRun[ToolValue]()
+
+    @property
+    def has_returned(self) -> bool:
+        return self._run.result.done()
+
+    def start(self, function: ToolFunction, arguments: str, ended: Callable[[], None]) -> None:
+        """Call the function within the current call of its tool, until the request ends. `ended` is called once, at its end."""
+        self.has_started = True
+        self._run.result.add_done_callback(lambda result: ended())
+        outlast = CURRENT_CALL.get().outlast
+        assert outlast is not None
+        run = outlast(function, arguments, self.cancel)
+        self._run.on_cancel(run.cancel)
+        self._run.follow(run.result)
+
+    def skip(self) -> None:
+        """Mark the call as run elsewhere, by a caller that waits for its result."""
+        self.is_read = True
+        self._run.end("its result was given at once")
+
+    def wait(self) -> ToolRun[ToolValue]:
+        """Wait for the function's result or exception. A waiter that is cancelled does not cancel the call."""
+        waiting = ToolRun[ToolValue]()
+        waiting.follow(self._run.result)
+        return waiting
+
+    def cancel(self) -> None:
+        """Cancel the call. Only an async function stops; a sync one runs to its end, and its result is dropped."""
+        self._run.cancel()
+        self._run.fail(CancelledError())
+
 
 _CANCEL_S = 0.5
 """Seconds for the tasks to end at the end of the loop."""

@@ -23,7 +23,7 @@ type Reports = Mapping[str, Mapping[str, Any]]
 
 
 class Totals(NamedTuple):
-    """Counts since the front began: requests by replica and reason, tokens of prompts and those that the replicas held.
+    """Counts since the front began, of requests that generate: by replica and reason, prompt tokens and those found.
 
     `retried` are the lost requests that another replica was given.
     """

@@ -9,13 +9,13 @@ from jaxtyping import Array, Float
 
 from jinfercept.cpu_kernels.attention import paged_attention_cpu
 from jinfercept.cpu_kernels.ordered_attention import ordered_attention
-from jinfercept.pallas import gpu_kernels, tpu_attention
-from jinfercept.pallas.gpu_heads import Heads
+from jinfercept.pallas import gpu_kernels, tpu_kernels
 from jinfercept.pallas.gpu_kernels import CUTS
 from jinfercept.pallas.layouts.pages import Batch, KVPages
 from jinfercept.pallas.layouts.scoring import PLAIN, Scoring
 from jinfercept.pallas.reference import paged_attention_reference
-from jinfercept.pallas.tpu_attention import paged_attention_tpu
+from jinfercept.pallas.tiles import Heads
+from jinfercept.pallas.tpu_kernels import paged_attention_tpu
 from jinfercept.pallas.work_schedule import WorkCut
 
 # Each takes `(q, pages, batch, scoring)`, applies the 1/√D scale itself, gives zeros for padding tokens, and is tested
@@ -69,7 +69,7 @@ def available(q: DTypeLike, pages: DTypeLike, heads: Heads, page_size: int) -> l
             return ["cpu"]
         case "gpu":
             return gpu_kernels.available_attention(q, pages, heads, page_size)
-        case "tpu" if tpu_attention.is_supported(q, pages):
+        case "tpu" if tpu_kernels.is_supported(q, pages):
             return ["tpu"]
         case _:
             return []

@@ -19,8 +19,7 @@ from jinfercept.models.parallel import look_up, num_devices, sum_of_devices
 from jinfercept.models.quantized import QuantizedTensor
 from jinfercept.models.weight_axes import IN_FLOAT32, WEIGHT_AXES, weight_shape
 from jinfercept.pallas.layouts.rows import Activation, Gated, Rows, dense, gated, precision
-from jinfercept.pallas.layouts.scoring import PLAIN, Scoring
-from jinfercept.pallas.rotation import Rotation
+from jinfercept.pallas.layouts.scoring import PLAIN, Rotation, Scoring
 
 FEWEST_ROWS = 4
 """Least rows of a product of 16-bit numbers: XLA multiplies a single row without matrix kernels.
@@ -176,17 +175,17 @@ def _kernel(
 ) -> Callable[..., Float[Array, "..."]] | None:
     if not native.usable() or num_devices() > 1:
         return None
-    from jinfercept.cpu_kernels import dense_product
+    from jinfercept.cpu_kernels import products
 
     transposed, depth, out_shape = _matrix(spec, x, weight)
     matrix = (-1, depth) if transposed else (depth, -1)
     shapes = (len(x), depth), (prod(out_shape), depth)
-    if not dense_product.supports(*shapes, x.dtype, weight.dtype, transposed=transposed):
+    if not products.supports_dense(*shapes, x.dtype, weight.dtype, transposed=transposed):
         return None
 
     def multiply(x: Float[Array, "..."], weight: Float[Array, "..."]) -> Float[Array, "..."]:
         rows = x.reshape(len(x), depth)
-        y = dense_product.product(rows, weight.reshape(matrix), transposed=transposed, out=out)
+        y = products.dense_product(rows, weight.reshape(matrix), transposed=transposed, out=out)
         return y.reshape(len(x), *out_shape)
 
     return multiply

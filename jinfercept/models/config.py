@@ -278,7 +278,7 @@ class DeltaNetConfig:
 
 @dataclass(frozen=True)
 class AssistantConfig:
-    """A model that drafts for a larger one, whose hidden states, keys and values it reads (`assistant.py`).
+    """A model that drafts for a larger one, whose hidden states, keys and values it reads (`runner/draft_layer.py`).
 
     Attributes:
         target_size: hidden size of the larger model.

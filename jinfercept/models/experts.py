@@ -17,10 +17,9 @@ from jinfercept.models.config import ExpertsConfig
 from jinfercept.models.parallel import AXIS, num_devices
 from jinfercept.models.quantized import QuantizedTensor, is_quantized
 from jinfercept.pallas import gpu_kernels
-from jinfercept.pallas.layouts.expert_sides import ExpertSides
-from jinfercept.pallas.layouts.packed_weights import Packed
+from jinfercept.pallas.layouts.packed_weights import ExpertSides, Packed
 from jinfercept.pallas.layouts.rows import gated, precision
-from jinfercept.pallas.tpu_grouped import tpu_grouped_product
+from jinfercept.pallas.tpu_kernels import tpu_grouped_product
 
 MOST_BLOCK_ROWS = 64
 """Rows of one expert that a CPU multiplies at a time, at most: larger products do not run faster."""
@@ -104,23 +103,23 @@ def _has_cpu_kernel(x: Float[Array, "T E"], weights: ExpertWeights) -> bool:
     stacks = (weights.gate_up, weights.down)
     if not native.usable() or num_devices() > 1 or not all(isinstance(stack, jax.Array) for stack in stacks):
         return False
-    from jinfercept.cpu_kernels import grouped_product
+    from jinfercept.cpu_kernels.products import supports_grouped
 
-    return all(grouped_product.supports(_matrices(stack).shape, x.dtype, stack.dtype) for stack in stacks)
+    return all(supports_grouped(_matrices(stack).shape, x.dtype, stack.dtype) for stack in stacks)
 
 
 def _by_cpu_kernel(
     config: ExpertsConfig, x: Float[Array, "T E"], pairs: _Pairs, weights: ExpertWeights
 ) -> Float[Array, "N E"]:
-    from jinfercept.cpu_kernels import grouped_product
+    from jinfercept.cpu_kernels.products import grouped_product
 
     order, places = pairs.order, jnp.arange(len(pairs.order))
     sources = order // (len(order) // len(x))
     # no row is copied: a product reads the rows of tokens, or writes those of choices
-    inner = grouped_product.product(x, _matrices(weights.gate_up), pairs.sizes, sources, places)
+    inner = grouped_product(x, _matrices(weights.gate_up), pairs.sizes, sources, places)
     if weights.gate_up_bias is not None:
         inner = inner + _joined(weights.gate_up_bias)[pairs.experts]
-    output = grouped_product.product(_gated(inner, config), weights.down, pairs.sizes, places, order)
+    output = grouped_product(_gated(inner, config), weights.down, pairs.sizes, places, order)
     if weights.down_bias is None:
         return output
     return output + weights.down_bias[jnp.zeros_like(pairs.experts).at[order].set(pairs.experts)]
@@ -131,8 +130,8 @@ def _of_pairs(
 ) -> Float[Array, "N E"]:
     """The experts' outputs, for rows in the order of the pairs; `mean_rows` of each expert."""
     stacks = (weights.gate_up, weights.down)
-    # Kernels multiply tiles of an expert's rows: of a CPU (`grouped_product.py`), of a GPU (`triton_grouped.py`), and
-    # jax's on a TPU (`tpu_grouped.py`). A CPU without its own multiplies blocks of rows, one after the other. All read
+    # Kernels multiply tiles of an expert's rows: of a CPU (`cpu_kernels/products.py`), of a GPU (`triton_grouped.py`), and
+    # jax's on a TPU (`tpu_kernels.py`). A CPU without its own multiplies blocks of rows, one after the other. All read
     # the experts in use only. Elsewhere, and in float32 on a GPU, `jax.lax.ragged_dot` takes all experts; on a GPU, jax
     # 0.11 turns it into products of all rows with all experts. Quantised weights are multiplied by blocks there, too.
     stored = {stack.values.dtype if isinstance(stack, QuantizedTensor) else stack.dtype for stack in stacks}

@@ -19,7 +19,7 @@ from jinfercept.models.model import EXPERT_SIDES, joins, parts_experts
 from jinfercept.models.protocol import Params, Weights
 from jinfercept.models.quantized import QuantizedTensor, is_quantized
 from jinfercept.models.sharding import partition_spec
-from jinfercept.pallas.layouts.expert_sides import ExpertSides
+from jinfercept.pallas.layouts.packed_weights import ExpertSides
 
 # The query heads of a KV head, its key and its value lie side by side, a gate beside its up: so devices can cut the
 # axis of the KV heads, and the last axis.

@@ -26,8 +26,8 @@ from jinfercept.models.nemotron_h import Mamba2Layer
 from jinfercept.models.protocol import Params, Weights
 from jinfercept.models.qwen3_next import DeltaNetLayer, DraftLayer, state_arrays
 from jinfercept.models.sharding import cut_axis, padded_vocabulary, serving_config
-from jinfercept.pallas.layouts.expert_sides import ExpertSides
 from jinfercept.pallas.layouts.kv_rows import row_width
+from jinfercept.pallas.layouts.packed_weights import ExpertSides
 from jinfercept.pallas.layouts.states import StateArray
 
 EXPERT_SIDES = "experts_gate_up"

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 
 from jinfercept.models.config import RopeConfig
-from jinfercept.pallas.rotation import Rotation
+from jinfercept.pallas.layouts.scoring import Rotation
 
 
 def rotate(x: Float[Array, "T H D"], positions: Int[Array, "T"], rope: RopeConfig) -> Float[Array, "T H D"]:

@@ -25,7 +25,7 @@ from jinfercept.models.parallel import AXIS
 from jinfercept.models.protocol import Params, Weights
 from jinfercept.models.quantized import QuantizedTensor
 from jinfercept.models.weight_axes import WEIGHT_AXES
-from jinfercept.pallas.layouts.expert_sides import ExpertSides
+from jinfercept.pallas.layouts.packed_weights import ExpertSides
 
 _CUT = ("vocab", "heads", "query_heads", "kv_heads", "key_heads", "ffn", "shared_ffn", "experts")
 MESH_AXES: Mapping[str, str] = dict.fromkeys(_CUT, AXIS)

@@ -11,39 +11,38 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from jinfercept.pallas.gpu_heads import (
+from jinfercept.pallas.layouts.pages import Batch, HeadRows, KVPages
+from jinfercept.pallas.layouts.scoring import PLAIN, Rotation, Scoring
+from jinfercept.pallas.tiles import (
     AMPERE,
+    HOPPER,
+    WARPGROUP_ROWS,
     Heads,
+    Tiles,
     compute_capability,
     is_lowered_for_gpu,
     is_supported,
     tiles_for,
     work_cut,
 )
-from jinfercept.pallas.layouts.pages import Batch, KVPages
-from jinfercept.pallas.layouts.scoring import PLAIN, Scoring
-from jinfercept.pallas.rotation import Rotation
-from jinfercept.pallas.tiles import HOPPER, WARPGROUP_ROWS, Tiles
 from jinfercept.pallas.work_schedule import WorkCut
 
 
-def paged_attention_triton(
-    q: Float[Array, "T H D"], pages: KVPages, batch: Batch, **options: Any
-) -> Float[Array, "T H D"]:
+def paged_attention_triton(q: HeadRows, pages: KVPages, batch: Batch, **options: Any) -> HeadRows:
     from jinfercept.pallas import triton_attention
 
     return triton_attention.paged_attention_triton(q, pages, batch, **options)
 
 
 def paged_attention_mosaic(
-    q: Float[Array, "T H D"],
+    q: HeadRows,
     pages: KVPages,
     batch: Batch,
     *,
     scoring: Scoring = PLAIN,
     decode_only: bool = False,
     interpret: bool = False,
-) -> Float[Array, "T H D"]:
+) -> HeadRows:
     """Attention on Hopper: chunks of plain layers by Mosaic's kernel, all else by Triton's.
 
     Same arguments and result as `triton_attention.paged_attention_triton`, but for `tiles`; pages are not quantised. In
@@ -56,7 +55,7 @@ def paged_attention_mosaic(
     if not interpret and compute_capability() != HOPPER:
         got = f"compute capability {compute_capability()}"
         raise ValueError(f"the Mosaic kernel is for Hopper, {HOPPER}; got {got}; fix: use the Triton kernels")
-    heads = Heads(q.shape[1], pages.shape[3], q.shape[2], q.dtype.itemsize)
+    heads = Heads.of(q, pages)
     tiles = _mosaic_tiles(heads, interpret)
     if not scoring.is_plain:
         return triton_attention.paged_attention_triton(
@@ -68,7 +67,7 @@ def paged_attention_mosaic(
 
 def mosaic_cut(heads: Heads, *, interpret: bool = False) -> WorkCut:
     """How the kernels of `paged_attention_mosaic` cut a batch."""
-    from jinfercept.pallas.mosaic_kernel import COMPUTING, warpgroup_queries
+    from jinfercept.pallas.mosaic_attention import COMPUTING, warpgroup_queries
 
     return work_cut(heads, _mosaic_tiles(heads, interpret))._replace(
         chunk_queries=COMPUTING * warpgroup_queries(heads.group)
@@ -82,10 +81,10 @@ CUTS: dict[str, Callable[[Heads], WorkCut]] = {"triton": work_cut, "mosaic": mos
 
 def joined_attention(
     qkv: Float[Array, "T K G2 D"], rotation: Rotation, pages: KVPages, batch: Batch, counts: Int[Array, "SK"] | None
-) -> tuple[Float[Array, "T H D"], KVPages, Int[Array, "SK"]]:
-    from jinfercept.pallas import triton_attention
+) -> tuple[HeadRows, KVPages, Int[Array, "SK"]]:
+    from jinfercept.pallas import triton_decode
 
-    return triton_attention.joined_attention_triton(qkv, rotation, pages, batch, counts)
+    return triton_decode.joined_attention_triton(qkv, rotation, pages, batch, counts)
 
 
 def quantized_product(num_rows: int, dtype: DTypeLike, values: DTypeLike) -> Callable[..., Float[Array, "T N"]] | None:
@@ -135,7 +134,7 @@ def available_attention(q: DTypeLike, pages: DTypeLike, heads: Heads, page_size:
 
 
 def _mosaic_tiles(heads: Heads, interpret: bool) -> Tiles:
-    from jinfercept.pallas.mosaic_kernel import ROWS
+    from jinfercept.pallas.mosaic_attention import ROWS
 
     tiles = tiles_for(heads, HOPPER if interpret else compute_capability())
     # chunks of as many rows as Mosaic's, since layers of both share a step's schedules

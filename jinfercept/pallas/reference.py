@@ -10,15 +10,13 @@ from jaxtyping import Array, Float, Int
 
 from jinfercept.pallas.layouts.interleaved import apart, is_interleaved
 from jinfercept.pallas.layouts.kv_rows import dequantised
-from jinfercept.pallas.layouts.pages import Batch, KVPages
+from jinfercept.pallas.layouts.pages import Batch, HeadRows, KVPages, Scalar
 from jinfercept.pallas.layouts.scoring import PLAIN, Scoring
 
 TOKENS_AT_ONCE = 64  # bounds the gathered contexts to this many times P · B tokens
 
 
-def paged_attention_reference(
-    q: Float[Array, "T H D"], pages: KVPages, batch: Batch, scoring: Scoring = PLAIN
-) -> Float[Array, "T H D"]:
+def paged_attention_reference(q: HeadRows, pages: KVPages, batch: Batch, scoring: Scoring = PLAIN) -> HeadRows:
     """Causal attention of every query token over its row's pages, scaled by 1/√D; padding tokens give zeros.
 
     Args:
@@ -31,7 +29,7 @@ def paged_attention_reference(
     token = jnp.arange(num_tokens)
     row = jnp.searchsorted(batch.query_starts, token, side="right") - 1
 
-    def attend(query: Float[Array, "H D"], position: Int[Array, ""], table: Int[Array, "P"]) -> Float[Array, "H D"]:
+    def attend(query: Float[Array, "H D"], position: Scalar, table: Int[Array, "P"]) -> Float[Array, "H D"]:
         context = pages[table]
         context = apart(context)[..., :head_dim] if is_interleaved(pages) else context
         context = dequantised(context)

@@ -18,25 +18,23 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
-from jaxtyping import Array, Float, Int
 
-from jinfercept.pallas.gpu_heads import (
+from jinfercept.pallas.layouts.pages import Batch, HeadRows, KVPages, Scalar
+from jinfercept.pallas.layouts.scoring import PLAIN, Scoring
+from jinfercept.pallas.tiles import (
     AMPERE,
     DTYPES,
     LARGEST_HEAD_DIM,
     Heads,
+    Tile,
+    Tiles,
     compute_capability,
     is_supported,
     tiles_for,
 )
-from jinfercept.pallas.layouts.kv_rows import is_quantised
-from jinfercept.pallas.layouts.pages import Batch, KVPages
-from jinfercept.pallas.layouts.scoring import PLAIN, Scoring
-from jinfercept.pallas.operands import EVERYWHERE, with_ints
-from jinfercept.pallas.rotation import Rotation
-from jinfercept.pallas.tiles import Tile, Tiles
-from jinfercept.pallas.triton_decode import attend_decode_rows, attend_joined_decode_rows
+from jinfercept.pallas.triton_decode import attend_decode_rows
 from jinfercept.pallas.triton_softmax import (
+    EVERYWHERE,
     LOG2_E,
     RowPages,
     as_operand,
@@ -45,12 +43,13 @@ from jinfercept.pallas.triton_softmax import (
     load_rows,
     pieces_of,
     store_rows,
+    with_ints,
 )
 from jinfercept.pallas.work_schedule import Work
 
 
 def paged_attention_triton(
-    q: Float[Array, "T H D"],
+    q: HeadRows,
     pages: KVPages,
     batch: Batch,
     *,
@@ -58,7 +57,7 @@ def paged_attention_triton(
     decode_only: bool = False,
     tiles: Tiles | None = None,
     interpret: bool = False,
-) -> Float[Array, "T H D"]:
+) -> HeadRows:
     """Causal attention of every query token over its row's pages, scaled by 1/√D; padding tokens give zeros.
 
     Same arguments and result as `paged_attention_reference`. The result has the type of `q`, as have pages that are not
@@ -69,46 +68,18 @@ def paged_attention_triton(
         tiles: for tuning; None: `choose_tiles` for the device that code is lowered for.
         interpret: run without a GPU, slowly.
     """
-    _, num_heads, head_dim = q.shape
-    num_kv_heads = pages.shape[3]
-    if not is_supported(q.dtype, pages.dtype, head_dim):
-        got = f"queries in {q.dtype} and pages in {pages.dtype} with head dim {head_dim}"
+    heads = Heads.of(q, pages)
+    if not is_supported(q.dtype, pages.dtype, heads.head_dim):
+        got = f"queries in {q.dtype} and pages in {pages.dtype} with head dim {heads.head_dim}"
         fix = f"one of {', '.join(DTYPES)} for both or for queries on quantised pages, and a head dim from 16 to "
         fix += f"{LARGEST_HEAD_DIM}, or the reference"
         raise ValueError(f"the Triton kernels have no such attention; got {got}; fix: use {fix}")
-    heads = Heads(num_heads, num_kv_heads, head_dim, q.dtype.itemsize, is_quantised(pages.dtype))
     tiles = tiles or tiles_for(heads, AMPERE if interpret else compute_capability())
     out = None if decode_only else _attend_chunks(q, pages, batch.work, scoring, tiles.chunk, interpret)
     return attend_decode_rows(q, pages, batch.work, out, tiles, interpret, scoring)
 
 
-def joined_attention_triton(
-    qkv: Float[Array, "T K G2 D"],
-    rotation: Rotation,
-    pages: KVPages,
-    batch: Batch,
-    counts: Int[Array, "SK"] | None = None,
-    *,
-    tiles: Tiles | None = None,
-    interpret: bool = False,
-) -> tuple[Float[Array, "T H D"], KVPages, Int[Array, "SK"]]:
-    """Attention of decode rows that also norms and rotates queries and keys, and writes keys and values. Padding tokens give
-    zeros.
-
-    Args:
-        qkv: by KV head: its query heads, its key, its value, as their product leaves them.
-        pages: one layer's pages, without the step's own tokens; in place if donated.
-        counts: those that the step's last call has returned, after results and pages; None: this is its first call.
-    """
-    _, num_kv_heads, width, head_dim = qkv.shape
-    heads = Heads(num_kv_heads * (width - 2), num_kv_heads, head_dim, qkv.dtype.itemsize)
-    tiles = tiles or tiles_for(heads, AMPERE if interpret else compute_capability())
-    return attend_joined_decode_rows(qkv, rotation, pages, batch.work, counts, tiles, interpret)
-
-
-def _attend_chunks(
-    q: Float[Array, "T H D"], pages: KVPages, work: Work, scoring: Scoring, tile: Tile, interpret: bool
-) -> Float[Array, "T H D"]:
+def _attend_chunks(q: HeadRows, pages: KVPages, work: Work, scoring: Scoring, tile: Tile, interpret: bool) -> HeadRows:
     schedule = work.chunks
     assert schedule is not None
     operands, specs = with_ints(
@@ -186,9 +157,7 @@ def _chunk_kernel(
         store_rows(out_ref, (token, head), head_dim, real, weighted, columns)
 
 
-def _turns(
-    first: Int[Array, ""], last: Int[Array, ""], tokens: int, window: int | None
-) -> Iterator[tuple[Int[Array, ""] | int, Int[Array, ""], bool]]:
+def _turns(first: Scalar, last: Scalar, tokens: int, window: int | None) -> Iterator[tuple[Scalar | int, Scalar, bool]]:
     """Ranges of a tile's turns over its context: first turn, end, and whether some query does not see all of their tokens."""
     # `first` and `last` are the tokens up to the first and up to the last query, from where the first query's window begins
     begin = 0

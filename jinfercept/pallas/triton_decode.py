@@ -2,7 +2,7 @@
 
 A row of one piece has its result at once. Otherwise each piece of the row's context leaves its maximum, its sum and its
 weighted values, of which the program that ends last makes the row's result (flash-decoding). Queries come rotated and keys and
-values written, or the kernel does that too (`attend_joined_decode_rows`), which spares a layer two launches.
+values written, or the kernel does that too (`joined_attention_triton`), which spares a layer two launches.
 """
 
 from collections.abc import Callable
@@ -13,15 +13,13 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
-from jinfercept.pallas.layouts.pages import KVPages
-from jinfercept.pallas.layouts.scoring import PLAIN, Scoring
-from jinfercept.pallas.operands import EVERYWHERE, with_ints
-from jinfercept.pallas.rotation import Rotation
-from jinfercept.pallas.tiles import Tile, Tiles, power_of_two
-from jinfercept.pallas.triton_rotation import load_turned, own_token_carry
+from jinfercept.pallas.layouts.pages import Batch, HeadRows, KVPages, Scalar
+from jinfercept.pallas.layouts.scoring import PLAIN, Rotation, Scoring
+from jinfercept.pallas.tiles import AMPERE, Heads, Tile, Tiles, compute_capability, power_of_two, tiles_for
 from jinfercept.pallas.triton_softmax import (
+    EVERYWHERE,
     LOG2_E,
     LOWEST,
     WHOLE,
@@ -33,6 +31,7 @@ from jinfercept.pallas.triton_softmax import (
     load_rows,
     pieces_of,
     store_rows,
+    with_ints,
 )
 from jinfercept.pallas.work_schedule import Work
 
@@ -64,14 +63,14 @@ class _Results(NamedTuple):
 
 
 def attend_decode_rows(
-    q: Float[Array, "T H D"],
+    q: HeadRows,
     pages: KVPages,
     work: Work,
-    chunks: Float[Array, "T H D"] | None,
+    chunks: HeadRows | None,
     tiles: Tiles,
     interpret: bool,
     scoring: Scoring = PLAIN,
-) -> Float[Array, "T H D"]:
+) -> HeadRows:
     """The results of all decode rows and those of `chunks`, whose memory is used; zeros for padding tokens."""
     kernel = partial(
         _decode_kernel,
@@ -89,17 +88,27 @@ def attend_decode_rows(
     return _call(kernel, name, arrays, None, work, q.shape, pages.shape[3], tiles, interpret, aliases)[OUT]
 
 
-def attend_joined_decode_rows(
+def joined_attention_triton(
     qkv: Float[Array, "T K G2 D"],
     rotation: Rotation,
     pages: KVPages,
-    work: Work,
-    counts: Int[Array, "SK"] | None,
-    tiles: Tiles,
-    interpret: bool,
-) -> tuple[Float[Array, "T H D"], KVPages, Int[Array, "SK"]]:
-    """As `triton_attention.joined_attention_triton`, with its arguments and results."""
+    batch: Batch,
+    counts: Int[Array, "SK"] | None = None,
+    *,
+    tiles: Tiles | None = None,
+    interpret: bool = False,
+) -> tuple[HeadRows, KVPages, Int[Array, "SK"]]:
+    """Attention of decode rows that also norms and rotates queries and keys, and writes keys and values. Padding tokens give
+    zeros.
+
+    Args:
+        qkv: by KV head: its query heads, its key, its value, as their product leaves them.
+        pages: one layer's pages, without the step's own tokens; in place if donated.
+        counts: those that the step's last call has returned, after results and pages; None: this is its first call.
+    """
     num_tokens, num_kv_heads, width, head_dim = qkv.shape
+    heads, work = Heads(num_kv_heads * (width - 2), num_kv_heads, head_dim, qkv.dtype.itemsize), batch.work
+    tiles = tiles or tiles_for(heads, AMPERE if interpret else compute_capability())
     normed = rotation.q_norm is not None
     kernel = partial(
         _joined_decode_kernel,
@@ -111,7 +120,7 @@ def attend_joined_decode_rows(
     )
     arrays = [qkv, pages, rotation.cos, rotation.sin]
     arrays += [rotation.q_norm, rotation.k_norm] if normed else []
-    out_shape, name = (num_tokens, num_kv_heads * (width - 2), head_dim), "paged_decode_attention_joined"
+    out_shape, name = (num_tokens, heads.num_heads, head_dim), "paged_decode_attention_joined"
     *_, out, counted, written = _call(
         kernel, name, arrays, counts, work, out_shape, num_kv_heads, tiles, interpret, {1: OUT + 2}
     )
@@ -135,7 +144,7 @@ def _call(
     if counts is None:
         counts = jnp.zeros(work.context_lens.shape[0] * num_kv_heads, jnp.int32)
     operands, specs = with_ints(
-        (*arrays, counts), work.query_starts, work.context_lens, work.page_tables, *work.decodes[:4]
+        (*arrays, counts), work.query_starts, work.context_lens, work.page_tables, *work.decodes
     )
     struct = jax.ShapeDtypeStruct
     results = [
@@ -234,7 +243,7 @@ def _joined_decode_kernel(
     _serve_rows(schedule, results, pages_ref.shape[3], tile, WHOLE, units, attend, interpret)
 
 
-def _attend_piece(attend, start: Int[Array, ""], end: Int[Array, ""], tile: Tile, carry):
+def _attend_piece(attend, start: Scalar, end: Scalar, tile: Tile, carry):
     visible = jnp.full(tile.rows, end - 1)
     return jax.lax.fori_loop(
         0,
@@ -315,7 +324,7 @@ def _serve_rows(
     _share(last(schedule.row_units), num_kv_heads, count)
 
 
-def _share(count: Int[Array, ""], num_heads: int, serve: Callable[[Int[Array, ""], Int[Array, ""]], None]) -> None:
+def _share(count: Scalar, num_heads: int, serve: Callable[[Scalar, Scalar], None]) -> None:
     end = count * num_heads
 
     def turn(unit):
@@ -326,9 +335,7 @@ def _share(count: Int[Array, ""], num_heads: int, serve: Callable[[Int[Array, ""
     jax.lax.while_loop(lambda unit: unit < end, turn, pl.program_id(0))
 
 
-def _join(
-    results: _Results, row: Int[Array, ""], first: Int[Array, ""], end: Int[Array, ""], kv_head, group: int, units: int
-) -> None:
+def _join(results: _Results, row: Scalar, first: Scalar, end: Scalar, kv_head, group: int, units: int) -> None:
     head_dim = results.out.shape[2]
     heads, width = power_of_two(group), power_of_two(head_dim)
     head, column = kv_head * group + jnp.arange(heads), jnp.arange(width)
@@ -354,3 +361,68 @@ def _join(
     _, total, weighted = jax.lax.fori_loop(0, pl.cdiv(end - first, units), turn, initial)
     values = (weighted / total[:, None]).astype(results.out.dtype)
     plgpu.store(results.out.at[row, head[:, None], column[None, :]], values, mask=whole)
+
+
+def load_turned(
+    qkv_ref,  # [T, K, G + 2, D]
+    cos_ref,  # [T, half]
+    sin_ref,  # [T, half]
+    token: Scalar,
+    where: tuple[Scalar, Int[Array, "*rows"] | int],
+    mask: Bool[Array, "*rows"],
+    norm_ref,  # [D], or None
+    *,
+    interleaved: bool,
+    eps: float | None,
+) -> Float[Array, "*any Dp"]:
+    """Heads of one token, normed and rotated, in their own type; zeros in the padding and where the mask is false. `where` is a
+    KV head, and the places of heads beside it."""
+    head_dim, half = qkv_ref.shape[3], cos_ref.shape[1]
+    column = jnp.arange(power_of_two(head_dim))
+    column = column[None, :] if jnp.ndim(where[1]) else column  # for rows of heads, or for one
+    first = column % 2 == 0 if interleaved else column < half
+    step = 1 if interleaved else half
+    turning = column < 2 * half
+    # every dimension is loaded beside the other one of its pair, since a block's columns cannot change places
+    partner = jnp.where(turning, jnp.where(first, column + step, column - step), column)
+    pair = jnp.where(turning, column // 2 if interleaved else column % half, 0)
+    cos = plgpu.load(cos_ref.at[token, pair], mask=turning, other=1.0)
+    sin = plgpu.load(sin_ref.at[token, pair], mask=turning, other=0.0)
+    inside = mask & (column < head_dim)
+    mine, beside = (
+        plgpu.load(qkv_ref.at[token, *where, columns], mask=inside, other=0.0).astype(jnp.float32)
+        for columns in (column, partner)
+    )
+    if norm_ref is not None:
+        assert eps is not None
+        mean = jnp.sum(mine * mine, axis=-1, keepdims=True) / head_dim
+        factor = jax.lax.rsqrt(mean + eps)
+        mine, beside = (
+            _scaled(numbers * factor, plgpu.load(norm_ref.at[columns], mask=column < head_dim, other=0.0))
+            for numbers, columns in ((mine, column), (beside, partner))
+        )
+    return (mine * cos + beside * jnp.where(first, -sin, sin)).astype(qkv_ref.dtype)
+
+
+def own_token_carry(
+    queries: Float[Array, "rows Dp"],
+    key: Float[Array, "Dp"],
+    value: Float[Array, "Dp"],
+    head_dim: int,
+    is_there: Bool[Array, ""],
+):
+    """The carry of an online softmax over one token alone, or over none; see `triton_softmax.empty_carry`."""
+    products = queries.astype(jnp.float32) * key.astype(jnp.float32)[None, :]
+    top = jnp.sum(products, axis=1) * (head_dim**-0.5 * LOG2_E)
+    there = jnp.broadcast_to(is_there, top.shape)
+    return (
+        jnp.where(there, top, LOWEST),
+        jnp.where(there, 1.0, 0.0),
+        (jnp.zeros(queries.shape) + value.astype(jnp.float32)[None, :],),
+    )
+
+
+def _scaled(normed: Float[Array, "*any Dp"], scale: Float[Array, "*one Dp"]) -> Float[Array, "*any Dp"]:
+    # rounded where the models round
+    rounded = normed.astype(scale.dtype).astype(jnp.float32) * scale.astype(jnp.float32)
+    return rounded.astype(scale.dtype).astype(jnp.float32)

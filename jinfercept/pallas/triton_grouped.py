@@ -15,9 +15,9 @@ from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Float, Int, Shaped
 
 from jinfercept.pallas.layouts.packed_weights import ORDER, WIDTH, Packed, unpack
-from jinfercept.pallas.operands import EVERYWHERE
 from jinfercept.pallas.tiles import LEAST_ROWS, power_of_two
 from jinfercept.pallas.triton_quantized import WeightTile, add_products, by_place
+from jinfercept.pallas.triton_softmax import EVERYWHERE
 
 MOST_ROWS = 128  # of a tile
 MOST_PACKED_ROWS = 64

@@ -15,11 +15,10 @@ from jax.experimental.pallas import triton as plgpu
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Float32, Int, Integer, Shaped
 
-from jinfercept.pallas.gpu_heads import AMPERE
 from jinfercept.pallas.layouts.kv_rows import e4m3_shares
 from jinfercept.pallas.layouts.packed_weights import e2m1_pairs, wide_numbers, wide_scales
-from jinfercept.pallas.operands import EVERYWHERE
-from jinfercept.pallas.tiles import power_of_two
+from jinfercept.pallas.tiles import AMPERE, power_of_two
+from jinfercept.pallas.triton_softmax import EVERYWHERE
 
 ADA = 89  # its compute capability
 MOST_ROWS, MOST_FLOAT8_ROWS = 64, 32

@@ -1,4 +1,4 @@
-"""The online softmax of a tile of queries, one tile of context after the other: shared by the Triton kernels.
+"""What the Triton kernels share: the online softmax of a tile of queries, one tile of context after the other, and operands.
 
 Runs inside kernels only. Triton's blocks are powers of two, so rows of other widths are padded by zeros: `Dp` numbers for D.
 Rows are handled in pieces. A row in the model's type is one piece. Of a quantised row the numbers at one place of its words are
@@ -6,16 +6,18 @@ a piece, so that four products of a quarter of the columns take the place of one
 """
 
 from functools import partial, reduce
+from math import prod
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Num
 
 from jinfercept.pallas.layouts.kv_rows import BYTES, is_quantised, numbers_of, widened
-from jinfercept.pallas.layouts.pages import SCRATCH_PAGE, KVPages
+from jinfercept.pallas.layouts.pages import SCRATCH_PAGE, Ints, KVPages, Scalar, VectorPart
 from jinfercept.pallas.layouts.scoring import PLAIN, Scoring
 from jinfercept.pallas.tiles import LEAST_ROWS, power_of_two
 
@@ -44,8 +46,8 @@ class RowPages(NamedTuple):
     pages_ref: Any  # `as_operand` of the pages
     shape: tuple[int, ...]  # of the pages, [N, B, 2, K, W]
     tables_ref: Any  # the page tables, in one dimension
-    table: Int[Array, ""]  # where the row's table begins
-    kv_head: Int[Array, ""]
+    table: Scalar  # where the row's table begins
+    kv_head: Scalar
 
 
 def as_operand(pages: KVPages) -> Num[Array, "..."]:
@@ -63,12 +65,12 @@ def attend_tile(
     queries: tuple[Float[Array, "rows Dp"], ...],
     context: RowPages,
     tokens: int,
-    start: Int[Array, ""],
+    start: Scalar,
     visible: Int[Array, "rows"] | None,
     carry,
     *,
     head_dim: int,
-    limit: Int[Array, ""],
+    limit: Scalar,
     scoring: Scoring = PLAIN,
 ):
     """The carry after `tokens` context tokens of a row, from position `start` on, for one KV head.
@@ -174,3 +176,23 @@ def _width(head_dim: int, piece: Piece) -> int:
 def _both(*masks: Array | None) -> Array | None:
     there = [mask for mask in masks if mask is not None]
     return reduce(jnp.logical_and, there) if there else None
+
+
+EVERYWHERE = pl.BlockSpec(memory_space=pl.ANY)
+
+
+def with_ints(arrays: tuple[Array, ...], *ints: Ints) -> tuple[list[Array], list[pl.BlockSpec]]:
+    """A kernel's operands and their places: arrays, then whole numbers, which kernels see in one dimension."""
+    operands, specs = list(arrays), [EVERYWHERE] * len(arrays)
+    for numbers in ints:
+        if isinstance(numbers, VectorPart):
+            operands.append(numbers.vector)
+            specs.append(pl.BlockSpec((pl.Element(prod(numbers.shape)),), partial(_place, numbers.first)))
+        else:
+            operands.append(jnp.reshape(numbers, -1))
+            specs.append(EVERYWHERE)
+    return operands, specs
+
+
+def _place(first: int, *_: Array) -> tuple[int]:
+    return (first,)

@@ -21,15 +21,14 @@ class WorkSchedule(NamedTuple):
     """Units of work, ragged: row `s` has the units `row_units[s] : row_units[s + 1]`. `W` is static, all else is data.
 
     Place `p` of the schedule is row `unit_rows[p]` from its token `unit_starts[p]` on, at most `unit_tokens` tokens: this is
-    unit `row_units[row] + unit_starts[p] // unit_tokens`. Places from `row_units[S]` on have no unit. `unit_programs` are the
-    places of the units: of chunks, the programs that serve them. Shapes: `[S + 1]`, `[W]`, `[W]`, `[1]`, `[W]`.
+    unit `row_units[row] + unit_starts[p] // unit_tokens`. Places from `row_units[S]` on have no unit.
+    Shapes: `[S + 1]`, `[W]`, `[W]`, `[1]`.
     """
 
     row_units: Ints
     unit_rows: Ints
     unit_starts: Ints
     unit_tokens: Ints
-    unit_programs: Ints
 
 
 class WorkCut(NamedTuple):
@@ -50,7 +49,7 @@ class WorkCut(NamedTuple):
         most_rows = min(num_rows, num_tokens)  # each with one tile, and the other tokens in full tiles
         units = [num_rows + self.spare_units]
         units += [] if decode_only else [most_rows + (num_tokens - most_rows) // self.chunk_queries]
-        return [WorkSchedule((num_rows + 1,), (count,), (count,), (1,), (count,)) for count in units]
+        return [WorkSchedule((num_rows + 1,), (count,), (count,), (1,)) for count in units]
 
 
 class Work(NamedTuple):
@@ -114,7 +113,7 @@ def even_schedule(contexts: Int[Array, "S"], cut: WorkCut) -> WorkSchedule:
     length = _ceil_div(_ceil_div(tokens, cut.spare_units), cut.context_tokens) * cut.context_tokens
     row_units = jnp.append(0, jnp.cumsum(_ceil_div(contexts, length)))
     rows = jnp.searchsorted(row_units[1:-1], unit, side="right", method="compare_all")
-    return WorkSchedule(row_units, rows, (unit - row_units[rows]) * length, length[None], unit)
+    return WorkSchedule(row_units, rows, (unit - row_units[rows]) * length, length[None])
 
 
 def tile_chunks(
@@ -136,16 +135,14 @@ def _cut(lengths: Int[np.ndarray, "S"], unit_tokens: int, most_units: int) -> Wo
     rows, starts = np.zeros(most_units, np.int32), np.zeros(most_units, np.int32)
     rows[:used] = np.repeat(np.arange(len(units), dtype=np.int32), units)
     starts[:used] = (unit[:used] - row_units[rows[:used]]) * unit_tokens
-    return WorkSchedule(row_units, rows, starts, np.array([unit_tokens], np.int32), unit)
+    return WorkSchedule(row_units, rows, starts, np.array([unit_tokens], np.int32))
 
 
 def _longest_first(work: WorkSchedule, tokens: Int[np.ndarray, "W"]) -> WorkSchedule:
     used = int(work.row_units[-1])
     units = np.arange(len(tokens), dtype=np.int32)  # of the programs
     units[:used] = np.argsort(-tokens[:used], kind="stable")
-    programs = np.empty_like(units)
-    programs[units] = np.arange(len(units), dtype=np.int32)
-    return work._replace(unit_rows=work.unit_rows[units], unit_starts=work.unit_starts[units], unit_programs=programs)
+    return work._replace(unit_rows=work.unit_rows[units], unit_starts=work.unit_starts[units])
 
 
 def _ceil_div(number: Any, by: Any) -> Any:

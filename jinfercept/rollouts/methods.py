@@ -1,6 +1,6 @@
 """`RolloutMethods`: how an `LLM` samples for a trainer, and the streams of groups whose samples have ended."""
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import replace
@@ -49,21 +49,25 @@ class Groups:
     def __init__(self, planned: Sequence[Planned], pad_id: int) -> None:
         self._planned, self._empty = planned, Rollouts((), pad_id)
         self.requests = [item.request for item in planned if item.request is not None]
-        self._open = {item.request.id: item.prompt for item in planned if item.request is not None}  # have not ended
-        self._left = Counter(self._open.values())
-        self._prompts = dict.fromkeys(item.prompt for item in planned)
-        self._complete = deque(prompt for prompt in self._prompts if not self._left[prompt])
+        self._open = dict[int, set[str]]()
+        for item in planned:
+            ids = self._open.setdefault(item.prompt, set())
+            if item.request is not None:
+                ids.add(item.request.id)
+        self._prompts = {item.request.id: item.prompt for item in planned if item.request is not None}
+        self._complete = deque(prompt for prompt, ids in self._open.items() if not ids)
 
     def ids_of(self, prompt: int) -> list[str]:
         """List the requests of a group that have not ended. Raises `RequestError` if there is no such group."""
-        if type(plain(prompt)) is not int or prompt not in self._prompts:
-            raise RequestError("there is no such group", got=shown(prompt), fix=f"one of {sorted(self._prompts)[:20]}")
-        return sorted(request_id for request_id, place in self._open.items() if place == prompt)
+        if type(plain(prompt)) is not int or prompt not in self._open:
+            raise RequestError("there is no such group", got=shown(prompt), fix=f"one of {sorted(self._open)[:20]}")
+        return sorted(self._open[prompt])
 
     def take(self, request_id: str) -> None:
         """Note that a request has ended."""
-        self._left[prompt := self._open.pop(request_id)] -= 1
-        if not self._left[prompt]:
+        ids = self._open[prompt := self._prompts[request_id]]
+        ids.discard(request_id)
+        if not ids:
             self._complete.append(prompt)
 
     def next(self, outputs: Mapping[str, RequestOutput]) -> Rollouts | None:

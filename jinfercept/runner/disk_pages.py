@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from jinfercept.kv.context import Context
-from jinfercept.kv.disk.store import DiskStore, Root, side_name
+from jinfercept.kv.disk import DiskStore, Root, side_name
 from jinfercept.kv.extent import TOKEN_BYTES, token_bytes
 from jinfercept.runner.page_transfers import KeptPages
 from jinfercept.runner.pools import Pool

@@ -17,10 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, Int32
 
-from jinfercept.pallas.layouts.pages import OUT_OF_RANGE, Batch, StateSlots, VectorPart, WindowBatch
+from jinfercept.pallas.layouts.pages import OUT_OF_RANGE, Batch, Scalar, StateSlots, VectorPart, WindowBatch
 from jinfercept.pallas.work_schedule import Work, WorkCut, schedules
 from jinfercept.runner.packing_samples import NUM_FIELDS
 from jinfercept.sched.plan import FROM_DEVICE, Chunk, NewPages
+
+Step = tuple[int, bool]
+"""The bucket of a step, and whether its executables are those for decode rows only."""
 
 
 class PackedShape(NamedTuple):
@@ -216,7 +219,7 @@ class CommonShape(NamedTuple):
         """The first `num_rows` sampled rows, laid out as by `pack_samples`."""
         return common[: NUM_FIELDS * self.num_rows].reshape(NUM_FIELDS, self.num_rows)[:, :num_rows]
 
-    def slots(self, common: Int[Array, "common"], transfer: Int[Array, ""], num_pages: int) -> Int[Array, "k"]:
+    def slots(self, common: Int[Array, "common"], transfer: Scalar, num_pages: int) -> Int[Array, "k"]:
         return jax.lax.dynamic_index_in_dim(self.transfers(common), transfer, keepdims=False)[:num_pages]
 
     def transfers[A: Array | np.ndarray](self, common: A) -> A:

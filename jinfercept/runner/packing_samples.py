@@ -3,14 +3,15 @@ of a slot, an int32 vector in an upload of its own."""
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, Int32
 
-from jinfercept.runner.logits_processors import IN_PROMPT, NOTHING, SampleRows, Slots, mask_words
+from jinfercept.pallas.layouts.pages import Scalar
+from jinfercept.runner.sampling import IN_PROMPT, NOTHING, Kind, SampleRows, Slots, mask_words
 from jinfercept.sampling_params import MAX_BAD_SEQUENCES, MAX_BAD_TOKENS, MAX_BIASED_TOKENS
 from jinfercept.sched.plan import Chunk, DrawOptions, Sample, TokenHistory
 
@@ -20,10 +21,6 @@ _FIRST_FLOAT = SampleRows._fields.index("temperature")
 _ONE = np.ones(1, np.float32).view(np.int32)[0]
 _LEAST = np.finfo(np.float32).tiny
 _REMEMBERED, _TOP_K, _TOP_P, _REPETITION = map(SampleRows._fields.index, ("remembered", "top_k", "top_p", "repetition"))
-
-Kind = Literal["greedy", "drawn", "filtered"]
-"""What a step's draw computes: the largest logits; draws by temperature too; the filters `top_k`, `top_p`, `min_p` too."""
-KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 class SampledRow(NamedTuple):
@@ -118,7 +115,7 @@ def pack_slot(options: DrawOptions, history: TokenHistory, vocab_size: int) -> I
     return vector
 
 
-def unpack_slot(slots: Slots, slot: Int[Array, ""], packed: Int[Array, "slot"]) -> Slots:
+def unpack_slot(slots: Slots, slot: Scalar, packed: Int[Array, "slot"]) -> Slots:
     """Replace the state of one slot by a packed one."""
     parts = _split_slot(packed, slots.counts.shape[1])
     return Slots(

@@ -22,7 +22,7 @@ from jinfercept.models.mesh import EVERYWHERE, Placed, beside, over_devices, spe
 from jinfercept.models.parallel import AXIS
 from jinfercept.pallas.layouts.interleaved import FP8, INTERLEAVED_ON, interleaved_shape, is_interleaved
 from jinfercept.pallas.layouts.kv_rows import STORED
-from jinfercept.pallas.layouts.pages import KVPages, from_words, kv_shape, to_words
+from jinfercept.pallas.layouts.pages import KVPages, Scalar, from_words, kv_shape, to_words
 from jinfercept.pallas.layouts.states import StateArray
 from jinfercept.runner.executables import Executables
 from jinfercept.runner.packing import CommonShape
@@ -179,7 +179,7 @@ def _scatter_states(
 
 
 def _on_slots(common_shape: CommonShape, size: int, function: Callable[..., Any]) -> Callable[..., Any]:
-    def run(layers: Any, common: Int[Array, "common"], transfer: Int[Array, ""], *arrays: Any) -> Any:
+    def run(layers: Any, common: Int[Array, "common"], transfer: Scalar, *arrays: Any) -> Any:
         return function(layers, common_shape.slots(common, transfer, size), *arrays)
 
     return run

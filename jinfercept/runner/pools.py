@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate, compress, groupby, islice
+from itertools import accumulate, groupby, islice
 from operator import attrgetter
 from typing import Any, NamedTuple, final
 
@@ -93,14 +93,15 @@ class Pool:
     as long as the pool `is_busy`. `fetch` is called right behind the step's first executable.
 
     Args:
-        shapes: of every layer's pages, or of every recurrent layer's states with the slot that is no sequence's. Several
-            devices cut the host copies as `on_link` says.
+        shapes: by place of the layer, of its pages, or of a recurrent layer's states with the slot that is no sequence's.
+            Several devices cut the host copies as `on_link` says.
         sizes: pages per transfer, see `transfer_sizes`.
         staging_pages: most pages of an array on the host, a power of two.
         pinned: whether the host copies are page-locked; otherwise the host waits for every copy that leaves.
         moved_pages: pages for which the device has memory beside the pool while they are on their way.
 
     Attributes:
+        places: of the layers.
         layers: the arrays of every layer; () while there are none.
         host: the copies by host slot.
         commons: the common parts of the step's uploads, with the slots that `begin` returned.
@@ -108,7 +109,7 @@ class Pool:
 
     def __init__(
         self,
-        shapes: tuple[Any, ...],
+        shapes: Mapping[int, Any],
         common_shape: CommonShape,
         *,
         sizes: tuple[int, ...] = (1,),
@@ -120,15 +121,15 @@ class Pool:
         # pages of a context leave in arrays of up to that many pages. A page is fetched with its whole array: a context that
         # returns in part brings up to two arrays with unused pages, and pages that return singly bring one array each. After a
         # step's compaction the arrays take less than twice the memory of the pages that they hold; with 1, exactly as much.
-        self.shapes, self.staging_pages = shapes, staging_pages
+        self.places, self.shapes, self.staging_pages = tuple(shapes), tuple(shapes.values()), staging_pages
         self._common_shape, self._sizes, self._moved_pages, self._pinned = common_shape, sizes, moved_pages, pinned
-        self._on_device = on_link(shapes[0])
+        self._on_device = on_link(self.shapes[0])
         self._on_host = self._on_device.with_memory_kind("pinned_host")
         self._blank: Array | None = None  # what fills up a scatter's arrays
         if len(sizes) > 1:
             self._blank = place(np.zeros_like(self.blank_copy(staging_pages)), self._on_device)
         rows = [np.array(row, np.int32) for row in range(MOST_TRANSFERS)]
-        self._rows: list[Array] = place(rows, beside(jax.tree.leaves(shapes)[0]))
+        self._rows: list[Array] = place(rows, beside(jax.tree.leaves(self.shapes)[0]))
         self.layers: tuple[Any, ...] = ()
         self.host = HostSlots()
         self._in_flight: deque[list[Any]] = deque(maxlen=2)  # what the last two steps moved to the host
@@ -321,30 +322,24 @@ class Pool:
         return self._run.missing.isdisjoint({("gather", size), ("scatter", size)})
 
 
-def pool_shapes(model: ServedModel, shape: RunnerShape, like: Placed) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """The arrays of each pool's layers: pages in the first pool; in the second, pages of the pool for windows or states, if
-    any. `like` has the dtype of the weights, on their devices."""
+def pool_shapes(model: ServedModel, shape: RunnerShape, like: Placed) -> list[dict[int, Any]]:
+    """By pool, the arrays of each of its layers by place (`kv_places`): pages in the first pool; in the second, if there is
+    one, pages of the pool for windows or states. `like` has the dtype of the weights, on their devices."""
     in_second = in_second_pool(model, shape)
+    first, second = (
+        [place for place, other in enumerate(in_second) if other == is_second] for is_second in (False, True)
+    )
 
-    def pages(config: ModelDimensions, num_pages: int, num_layers: int) -> tuple[Any, ...]:
+    def pages(config: ModelDimensions, num_pages: int) -> Any:
         dims = num_pages + 1, shape.page_size, config.num_kv_heads, config.head_dim
-        return (layer_pages(*dims, stored_dtype(shape.kv_cache_dtype, like.dtype), beside(like)),) * num_layers
+        return layer_pages(*dims, stored_dtype(shape.kv_cache_dtype, like.dtype), beside(like))
 
-    own = pages(model.config, shape.num_pages, in_second.count(False))
+    pools = [dict.fromkeys(first, pages(model.config, shape.num_pages))]
     if shape.num_window_pages:
-        return own, pages(windowed_config(model), shape.num_window_pages, sum(in_second))
-    return own, state_shapes(states_of(model), shape.num_states, like)
-
-
-def joined(pages: Iterable[Any], others: Iterable[Any], in_second: Sequence[bool]) -> tuple[Any, ...]:
-    """Merge the layers of two pools in the model's order. `in_second` is that of `shape.in_second_pool`."""
-    both = iter(pages), iter(others)
-    return tuple(next(both[second]) for second in in_second)
-
-
-def by_pool(layers: Sequence[Any], in_second: Sequence[bool]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Split what layers keep between two pools: the inverse of `joined`."""
-    return tuple(compress(layers, [not second for second in in_second])), tuple(compress(layers, in_second))
+        pools.append(dict.fromkeys(second, pages(windowed_config(model), shape.num_window_pages)))
+    elif second:
+        pools.append(dict(zip(second, state_shapes(states_of(model), shape.num_states, like), strict=True)))
+    return pools
 
 
 def _is_whole(array: Array) -> bool:

@@ -10,9 +10,10 @@ while the device runs the forward pass. Only `collect` waits for the device.
 """
 
 import time
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import replace
 from itertools import batched
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import jax
 import numpy as np
@@ -23,29 +24,22 @@ from jinfercept.models.in_memory import shapes_of
 from jinfercept.models.mesh import beside, mesh_of, place
 from jinfercept.models.protocol import Params, ServedModel, num_draft_layers, states_of
 from jinfercept.models.quantized import weights_of
-from jinfercept.runner.assistant import Assistant
+from jinfercept.runner.draft_layer import Assistant
 from jinfercept.runner.executables import Executables, Progress, silent
 from jinfercept.runner.packing import MOST_TRANSFERS, CommonShape, enter, pack
-from jinfercept.runner.packing_samples import KINDS, Kind
 from jinfercept.runner.page_transfers import slot_bytes, transfer_sizes
-from jinfercept.runner.pools import Pool, by_pool, joined, pool_shapes
+from jinfercept.runner.pools import Pool, pool_shapes
 from jinfercept.runner.sampler import Drawn, Hidden, Sampler, Samples
-from jinfercept.runner.shape import RunnerShape, in_second_pool
+from jinfercept.runner.sampling import KINDS, Kind
+from jinfercept.runner.shape import RunnerShape
 from jinfercept.runner.steps import (
     RowExperts,
     add_steps,
     call_weights,
-    kinds_of,
-    layers_key,
     num_computed,
-    places_of,
-    step_names,
-    step_shapes,
+    step_table,
 )
-from jinfercept.sched.plan import DraftPlan, Masks, StepPlan, StepResult, WindowCopies
-
-if TYPE_CHECKING:
-    from jinfercept.runner.drafting import ModelDrafter
+from jinfercept.sched.plan import FROM_DEVICE, Chunk, DraftPlan, Masks, Sample, StepPlan, StepResult, WindowCopies
 
 FIRST_PROMPT = 64
 """Tokens of a short first prompt, whose bucket is compiled before it arrives."""
@@ -72,7 +66,7 @@ class StepTicket(NamedTuple):
 
 @final
 class ModelRunner:
-    """One model on the devices where its weights lie. `warm_up` or `allocate` comes before its first plan.
+    """One model on the devices where its weights lie. `warm_up` or `reset` comes before its first plan.
 
     Args:
         params: the weights; several devices cut the pages by KV head.
@@ -110,9 +104,7 @@ class ModelRunner:
         self.device = mesh_of(leaf).local_devices[0]
         sizes = transfer_sizes(self.device.platform, shape.staging_pages)
         self._common_shape = CommonShape(shape.sample_rows[-1], sizes[0])
-        self._in_second = in_second_pool(model, shape)
-        self._places = {group: places_of(model, group) for group in self._groups}
-        own, others = pool_shapes(model, shape, leaf)
+        own, *others = pool_shapes(model, shape, leaf)
         pages: dict[str, Any] = {"sizes": sizes, "staging_pages": shape.staging_pages}
         pages |= {"pinned": shape.pinned_memory, "moved_pages": shape.moved_pages}
         self.kv = Pool(own, self._common_shape, **pages)
@@ -123,28 +115,23 @@ class ModelRunner:
             self._state_slots = np.zeros(shape.max_num_seqs, np.int32)
             most_moved = max(1, shape.moved_pages * self.kv.page_bytes // slot_bytes(states_of(model), leaf.dtype))
             pages = {"pinned": shape.pinned_memory, "moved_pages": most_moved}
-        self.second = Pool(others, self._common_shape, **pages) if others else None
+        self.second = Pool(others[0], self._common_shape, **pages) if others else None
         self._pools = (self.kv,) if self.second is None else (self.kv, self.second)
         self.executables = Executables() if executables is None else executables
         self.drafter: ModelDrafter | None = None
         self.drafting = True
-        self._buckets = step_shapes(model, shape, attention, leaf)
-        kinds = kinds_of(model)
-        self._keys = {  # of a step's executables: of the embedding, then of the groups of layers
-            (size, alone): [(embed, size), *[layers_key(name, size, group, kinds) for group in self._groups]]
-            for size, alone in sorted(self._buckets, key=lambda step: (step[0], not step[1]))
-            for embed, name in [step_names(alone)]
-        }
+        self._calls = step_table(model, shape, attention, leaf)
         self._steps = {  # that can compute a plan, by its bucket and whether it has decode rows only; its own first
             (bucket, decodes): [
                 (
                     step,
                     {
-                        *keys,
+                        calls.embed,
+                        *(group.key for group in calls.groups),
                         *(("draft layer", step, drafts) for drafts in kinds_of_drafts),
                     },
                 )
-                for step, keys in self._keys.items()
+                for step, calls in self._calls.items()
                 if step[0] >= bucket and step[1] <= decodes
             ]
             for bucket in (0, *shape.buckets)
@@ -222,7 +209,7 @@ class ModelRunner:
         *layers, pages = self.kv.layers
         weights = params.layers[-1], params.embed, params.head
         if assistant is not None:
-            weights, pages = assistant.weights(params), assistant.pages(self._model, self._kept_layers())
+            weights, pages = assistant.weights(params), assistant.pages(self._model, self._layers())
         drafts, written = run["draft layer", step, plan.drafts](
             *weights, hidden.x, rows, pages, forward.batch, hidden.common
         )
@@ -234,10 +221,9 @@ class ModelRunner:
             drawn = drawn._replace(drafts=drafts, drafted_rows=drafted)
         return drawn
 
-    def _kept_layers(self) -> list[Any]:
+    def _layers(self) -> dict[int, Any]:
         """The pages and states of all layers that have their own, by place."""
-        second = self.second
-        return list(self.kv.layers if second is None else joined(self.kv.layers, second.layers, self._in_second))
+        return {place: array for kv in self._pools for place, array in zip(kv.places, kv.layers, strict=True)}
 
     def submit(self, plan: StepPlan) -> StepTicket:
         """Dispatch both phases of a plan without constrained rows."""
@@ -263,38 +249,36 @@ class ModelRunner:
         params, self.params, self._leaves = self.params, Params({}, (), {}), {}
         return params
 
+    @property
+    def _parts(self) -> list["Pool | ModelRunner"]:
+        return [*self._pools, *([] if self.drafter is None else [self.drafter.runner])]
+
     def leave_device(self) -> None:
         """Free the pages and states on the device when every copy has arrived, until `come_back`. The copies on the host
         stay."""
-        for kv in self._pools:
-            kv.leave_device()
-        if self.drafter is not None:
-            self.drafter.runner.leave_device()
+        for part in self._parts:
+            part.leave_device()
 
     def come_back(self) -> None:
         """Allocate the pages and states that `leave_device` has freed."""
-        for kv in self._pools:
-            kv.come_back()
-        if self.drafter is not None:
-            self.drafter.runner.come_back()
+        for part in self._parts:
+            part.come_back()
 
     def reset(self) -> None:
-        for kv in self._pools:
-            kv.reset()
+        """Allocate the pages where they are missing, and forget all of them. Without `warm_up`, a step waits for the
+        compilation of executables that it is the first to need."""
+        for part in self._parts:
+            part.reset()
         self._sampler.reset()
-        if self.drafter is not None:
-            self.drafter.runner.reset()
 
     def close(self) -> None:
         """Free the weights, the pages and the states."""
         self.take_params()
         self._assistant = None
         self.executables.close()
-        for kv in self._pools:
-            kv.close()
+        for part in self._parts:
+            part.close()
         self._sampler.close()
-        if self.drafter is not None:
-            self.drafter.runner.close()
 
     def warm_up(
         self, progress: Progress = silent, most_at_once: int | None = None, only: Iterable[Hashable] | None = None
@@ -302,7 +286,7 @@ class ModelRunner:
         """Compile executables as `Executables.compile` does, then allocate the pages."""
         # first, since a GPU's compiler needs the memory of the pages to time kernels
         self.executables.compile(progress, most_at_once, only)
-        self.allocate()
+        self.reset()
 
     def first_executables(self, *, measured: bool, tuned: bool = False, kind: Kind) -> list[Hashable]:
         """Keys of the executables on which every plan can run, so that no request waits for a compilation. Some plans run in a
@@ -355,13 +339,6 @@ class ModelRunner:
             keys += self.drafter.runner.first_executables(measured=measured, tuned=tuned, kind=KINDS[1])
         return [*map(run.whole, keys)]
 
-    def allocate(self) -> None:
-        """Allocate the pages. A step waits for the compilation of executables that it is the first to need."""
-        for kv in self._pools:
-            kv.reset()
-        if self.drafter is not None:
-            self.drafter.runner.allocate()
-
     def _forward(
         self,
         plan: StepPlan,
@@ -370,7 +347,7 @@ class ModelRunner:
         commons: list[np.ndarray],
         moving: list[Pool],
     ) -> tuple[Hidden, tuple[Array, ...], Array]:
-        shape, (embed, *layer_keys) = self._buckets[samples.step], self._keys[samples.step]
+        shape, embed, groups = self._calls[samples.step]
         tables = self._state_slots, self._window_tables
         packed = pack(
             plan.chunks, self._tables, self._shape.page_size, shape, *tables, plan.draft and plan.draft.following
@@ -386,21 +363,97 @@ class ModelRunner:
             kv.fetch()
         for kv in moving:
             kv.offload()
-        experts, second = list[Array](), self.second
-        layers = self._kept_layers()
-        for group, key in zip(self._groups, layer_keys, strict=True):
-            places = self._places[group]
+        experts, layers = list[Array](), self._layers()
+        for key, group, places in groups:
             kept = tuple([layers[index] for index in places])
             x, kept, *noted = self.executables[key](self._leaves[group], x, kept, batch)
-            for index, array in zip(places, kept, strict=True):
-                layers[index] = array
+            layers.update(zip(places, kept, strict=True))
             for array in noted:
                 array.copy_to_host_async()
                 experts.append(array)
-        if second is None:
-            self.kv.layers = tuple(layers)
-        else:
-            self.kv.layers, second.layers = by_pool(layers, self._in_second)
+        for kv in self._pools:
+            kv.layers = tuple([layers[place] for place in kv.places])
         for kv in moving:
             kv.scatter()
         return self._sampler.head(x, plan.chunks, samples, common, self.params.head), tuple(experts), batch
+
+
+@final
+class ModelDrafter:
+    """Makes the drafts that plans await, with a smaller model.
+
+    It computes every plan too, on pages of its own with the numbers of the served model's. So its KV of a token is wherever the
+    served model's is: on the device, on the host, or nowhere. It drafts as it would generate, with the temperature and the
+    random numbers of the request's own draws: where the two models agree about the likeliest tokens they also draw the same one
+    (the Gumbel-max coupling).
+
+    Args:
+        shape: its sizes; pages, sequence slots and buckets as the served model's.
+        vocab_size: tokens that the draft model knows, from 0 on.
+    """
+
+    def __init__(self, runner: ModelRunner, shape: RunnerShape, vocab_size: int) -> None:
+        self.runner, self._buckets = runner, shape.buckets
+        self._unknown = vocab_size if vocab_size < shape.drafts_for else None  # the first token that it does not know
+
+    def fill(self, plan: StepPlan, last_tokens: Int[Array, "slots"]) -> tuple[StepPlan, tuple[tuple[int, ...], ...]]:
+        """Execute a plan on the draft model, transfers and chunks, and make the drafts that it awaits.
+
+        One step of the draft model has the plan's chunks, without the drafts that they await. Each step after it has a token
+        drafted by the one before, the last one too, whose KV the next plan may need. Waits for the drafts, if there are any to
+        make.
+
+        Args:
+            last_tokens: of the served model, see `ModelRunner.forward`.
+
+        Returns:
+            The plan with its drafts, and the drafts of every chunk that awaited them.
+        """
+        chunks = sorted(map(self._first, plan.chunks), key=lambda chunk: len(chunk.tokens) > 1)
+        first = replace(plan, bucket=self._bucket(chunks), chunks=tuple(chunks))
+        tickets = [self.runner.sample(self.runner.forward(first, last_tokens), {})]
+        awaiting = [chunk for chunk in plan.chunks if chunk.awaits_drafts]
+        if not awaiting:
+            return plan, ()
+        for nth in range(1, 1 + max(chunk.num_drafts for chunk in awaiting)):
+            rows = tuple(  # whose tokens are the drafts at this place
+                Chunk(
+                    chunk.slot,
+                    chunk.start + len(chunk.before_drafts) - 1 + nth,
+                    (FROM_DEVICE,),
+                    (),
+                    _draw(chunk, nth),
+                )
+                for chunk in awaiting
+                if chunk.num_drafts >= nth
+            )
+            tickets.append(self.runner.submit(StepPlan(plan.number, self._bucket(rows), rows)))
+        drawn = [iter(self.runner.collect(ticket).tokens) for ticket in tickets]
+        drafts = tuple(
+            tuple(max(0, next(tokens)) for tokens in drawn[: chunk.num_drafts])  # 0 where none could be drawn
+            for chunk in awaiting
+        )
+        iterator = iter(drafts)
+        filled = [
+            chunk._replace(tokens=(*chunk.before_drafts, *next(iterator))) if chunk.awaits_drafts else chunk
+            for chunk in plan.chunks
+        ]
+        return replace(plan, chunks=tuple(filled)), drafts
+
+    def _first(self, chunk: Chunk) -> Chunk:
+        """The part of a chunk that the first step has."""
+        tokens = chunk.before_drafts if chunk.awaits_drafts else chunk.tokens
+        if self._unknown is not None and max(tokens) >= self._unknown:
+            tokens = tuple(min(token, self._unknown - 1) for token in tokens)
+        return chunk._replace(tokens=tokens, sample=_draw(chunk, 0), score=None, num_drafts=0)
+
+    def _bucket(self, chunks: Sequence[Chunk]) -> int:
+        num_tokens = sum(len(chunk.tokens) for chunk in chunks)
+        return next(size for size in self._buckets if size >= num_tokens) if num_tokens else 0
+
+
+def _draw(chunk: Chunk, nth: int) -> Sample | None:
+    """How the draft after so many is drawn; None behind the last, and where none is awaited."""
+    if chunk.sample is None or not chunk.awaits_drafts or nth == chunk.num_drafts:
+        return None
+    return Sample(chunk.sample.temperature, chunk.sample.random_key)

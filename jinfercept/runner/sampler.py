@@ -18,11 +18,8 @@ from jaxtyping import Array, Float, Int32
 from jinfercept.models.mesh import beside, over_devices, place
 from jinfercept.models.protocol import ServedModel, Weights
 from jinfercept.runner.executables import Executables
-from jinfercept.runner.logits_processors import SampleRows, Slots, distinct, mask_words, remember, shape_logits
-from jinfercept.runner.packing import CommonShape
+from jinfercept.runner.packing import CommonShape, Step
 from jinfercept.runner.packing_samples import (
-    KINDS,
-    Kind,
     SampledRow,
     draw_needs,
     pack_positions,
@@ -34,12 +31,24 @@ from jinfercept.runner.packing_samples import (
     unpack_samples,
     unpack_slot,
 )
-from jinfercept.runner.sampling import read_report, read_reports, report, sample
+from jinfercept.runner.sampling import (
+    KINDS,
+    Kind,
+    Logits,
+    SampleRows,
+    Slots,
+    distinct,
+    mask_words,
+    read_report,
+    read_reports,
+    remember,
+    report,
+    sample,
+    shape_logits,
+)
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan import Chunk, Masks, TokenLogprobs
 
-Step = tuple[int, bool]
-"""The bucket of a step, and whether its executables are those for decode rows only."""
 Steps = Sequence[tuple[Step, Set[Hashable]]]
 """Steps, with the keys of their executables before the head."""
 
@@ -333,9 +342,7 @@ def _on_rows(name: str, common_shape: CommonShape, num_rows: int, function: Call
     return run
 
 
-def _head(
-    model: ServedModel, vocab_size: int, params: Weights, x: Float[Array, "T E"], rows: SampleRows
-) -> Float[Array, "R V"]:
+def _head(model: ServedModel, vocab_size: int, params: Weights, x: Float[Array, "T E"], rows: SampleRows) -> Logits:
     logits = model.head(params, x[rows.token_index])[:, :vocab_size]
     lacking = vocab_size - logits.shape[1]
     return jnp.pad(logits, ((0, 0), (0, lacking)), constant_values=-jnp.inf) if lacking else logits
@@ -344,7 +351,7 @@ def _head(
 def _sample(
     kind: Kind,
     num_drawn: int | None,
-    logits: Float[Array, "R V"],
+    logits: Logits,
     last_tokens: Int32[Array, "slots"],
     rows: SampleRows,
 ) -> tuple[Array, ...]:

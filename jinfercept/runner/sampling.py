@@ -1,25 +1,145 @@
-"""Draws the next tokens from logits, on the device, and reports draws: log probabilities and ranks.
+"""Draws the next tokens from logits, on the device: logits processors, the draws, and their reports.
 
-A row's draw depends on its own key and position, never on the batch. The filters `min_p`, `top_k` and `top_p` become one lower
-bound on a row's logits, so that equal logits stay together. The k-th largest logit, and the logit at which the largest
-probabilities reach a sum, are found without sorting the row: on a CPU from its few hundred largest logits where they suffice,
-otherwise by a search over the bits of the float.
+Masks, biases and penalties come first; they read the state by sequence slot, and the logits of a row without options pass
+unchanged, bit by bit, whatever the options of other rows. A row's draw depends on its own key and position, never on the batch.
+The filters `min_p`, `top_k` and `top_p` become one lower bound on a row's logits, so that equal logits stay together. The k-th
+largest logit, and the logit at which the largest probabilities reach a sum, are found without sorting the row: on a CPU from
+its few hundred largest logits where they suffice, otherwise by a search over the bits of the float. Reports are log
+probabilities and ranks.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Int32, UInt32
+from jaxtyping import Array, Bool, Float, Float32, Int, Int32, UInt32
 
 from jinfercept.models.parallel import num_devices
-from jinfercept.runner.logits_processors import SampleRows
-from jinfercept.runner.packing_samples import Kind
+from jinfercept.pallas.layouts.pages import Scalar
 from jinfercept.sampling_params import MAX_LOGPROBS, SamplingParams
 from jinfercept.sched.plan import NOT_FINITE, NOTHING_ALLOWED, TokenLogprobs
+
+Kind = Literal["greedy", "drawn", "filtered"]
+"""What a step's draw computes: the largest logits; draws by temperature too; the filters `top_k`, `top_p`, `min_p` too."""
+KINDS: tuple[Kind, ...] = get_args(Kind)
+Logits = Float[Array, "R V"]
+"""A row of numbers over the vocabulary for each sampled row: logits, before or after their processors."""
+NOTHING = -1
+"""In a bad sequence, a place that every token matches; in a slot's recent tokens, a place that no token matches."""
+IN_PROMPT = 1 << 30
+"""Added to the count of a token that occurs in the slot's prompt or in a result of its calls."""
+
+
+class SampleRows(NamedTuple):
+    """Sampling parameters of `R` rows, see `SamplingParams`. Unused rows write to the scratch slot, which is the last one."""
+
+    token_index: Int[Array, "R"]  # of the step's tokens, whose logits they are
+    slot: Int[Array, "R"]
+    key_high: Int[Array, "R"]  # of the 64 bits of the request's random key
+    key_low: Int[Array, "R"]
+    position: Int[Array, "R"]  # of the token to be drawn, in its sequence
+    remembered: Int[Array, "R"]  # 1: the state of its slot applies
+    ends_forbidden: Int[Array, "R"]  # 1: end tokens are forbidden
+    top_k: Int[Array, "R"]  # 0: all
+    temperature: Float[Array, "R"]
+    top_p: Float[Array, "R"]
+    min_p: Float[Array, "R"]
+    repetition: Float[Array, "R"]
+    presence: Float[Array, "R"]
+    frequency: Float[Array, "R"]
+
+
+class Slots(NamedTuple):
+    """Sampling state of the sequences with options, by slot; that of the others is not valid.
+
+    The number `V` marks an unused place in `biased` and at the end of a bad sequence.
+    """
+
+    recent: Int32[Array, "slots recent"]  # the tokens generated last, the newest at the end
+    counts: Int32[Array, "slots V"]  # how often a token was generated, plus `IN_PROMPT`
+    allowed: UInt32[Array, "slots words"]
+    ends: UInt32[Array, "slots words"]
+    biased: Int32[Array, "slots biased"]
+    bias: Float32[Array, "slots biased"]
+    bad: Int32[Array, "slots bad recent_and_one"]  # the last token may not follow the ones before it
+
+
+def mask_words(vocab_size: int) -> int:
+    """Words of a mask over the vocabulary: bit `v % 32` of word `v // 32` is for token `v`."""
+    return -(-vocab_size // 32)
+
+
+def unpack_mask(words: UInt32[Array, "R words"], vocab_size: int) -> Bool[Array, "R V"]:
+    bits = (words[:, :, None] >> jnp.arange(32, dtype=jnp.uint32)[None, None]) & 1
+    return bits.reshape(len(words), -1)[:, :vocab_size] != 0
+
+
+def shape_logits(logits: Logits, mask: UInt32[Array, "R words"], slots: Slots, rows: SampleRows) -> Logits:
+    """Add biases and penalties to the logits, and put -inf in place of forbidden tokens. A row without a mask has all bits."""
+    remembered = rows.remembered != 0
+    biased = _penalize(_bias(logits, slots, rows, remembered), slots, rows, remembered)
+    return jnp.where(_allowed(mask, slots, rows, remembered, logits.shape[-1]), biased, -jnp.inf)
+
+
+def remember(slots: Slots, tokens: Int[Array, "R"], rows: SampleRows) -> Slots:
+    """Add one more token to the slots of each remembered row."""
+    places = distinct(jnp.where(rows.remembered != 0, rows.slot, len(slots.recent)), len(slots.recent))
+    recent = jnp.concatenate([slots.recent[rows.slot, 1:], tokens[:, None]], axis=1)
+    return slots._replace(
+        recent=slots.recent.at[places].set(recent, mode="drop", unique_indices=True),
+        counts=slots.counts.at[places, tokens].add(1, mode="drop", unique_indices=True),
+    )
+
+
+def distinct(places: Int[Array, "*R n"], end: int) -> Int[Array, "*R n"]:
+    """Make places from `end` on distinct, as those below are already; nothing is written to places from `end` on."""
+    # XLA writes to distinct places with plain stores; otherwise a GPU runs one compare-and-swap loop for every number.
+    return jnp.where(places < end, places, end + jnp.arange(places.shape[-1], dtype=places.dtype))
+
+
+def _bias(logits: Logits, slots: Slots, rows: SampleRows, remembered: Bool[Array, "R"]) -> Logits:
+    vocab_size = logits.shape[-1]
+    places = distinct(jnp.where(remembered[:, None], slots.biased[rows.slot], vocab_size), vocab_size)
+    none, bias = jnp.zeros_like(logits), slots.bias[rows.slot]
+    biases = none.at[jnp.arange(len(logits))[:, None], places].set(bias, mode="drop", unique_indices=True)
+    biases = jax.lax.optimization_barrier(biases)  # or XLA copies every step's logits, to change them in place
+    return logits + biases
+
+
+def _penalize(logits: Logits, slots: Slots, rows: SampleRows, remembered: Bool[Array, "R"]) -> Logits:
+    counts = jnp.where(remembered[:, None], slots.counts[rows.slot], 0)
+    generated = counts & (IN_PROMPT - 1)
+    repetition = jnp.where(counts != 0, rows.repetition[:, None], 1.0)
+    logits = jnp.where(logits > 0, logits / repetition, logits * repetition)
+    logits = logits - rows.frequency[:, None] * generated.astype(jnp.float32)
+    return logits - jnp.where(generated != 0, rows.presence[:, None], 0.0)
+
+
+def _allowed(
+    mask: UInt32[Array, "R words"], slots: Slots, rows: SampleRows, remembered: Bool[Array, "R"], vocab_size: int
+) -> Bool[Array, "R V"]:
+    everything = jnp.uint32(0xFFFFFFFF)
+    both = mask & jnp.where(remembered[:, None], slots.allowed[rows.slot], everything)
+    # The mask always holds. If no token is left, bad words and end tokens are allowed; if still none is left, all tokens of the
+    # mask.
+    words = jnp.where(jnp.any(both != 0, axis=1, keepdims=True), both, mask)
+    hard = unpack_mask(words, vocab_size)
+    ends = jnp.where((remembered & (rows.ends_forbidden != 0))[:, None], slots.ends[rows.slot], 0)
+    soft = unpack_mask(words & ~ends, vocab_size) & ~_bad(slots, rows, remembered, vocab_size)
+    return jnp.where(jnp.any(soft, axis=1, keepdims=True), soft, hard)
+
+
+def _bad(slots: Slots, rows: SampleRows, remembered: Bool[Array, "R"], vocab_size: int) -> Bool[Array, "R V"]:
+    sequences, recent = slots.bad[rows.slot], slots.recent[rows.slot]
+    before = sequences[..., :-1]
+    fits = jnp.all((before == NOTHING) | (before == recent[:, None, :]), axis=-1) & remembered[:, None]
+    last = jnp.where(fits, sequences[..., -1], vocab_size)
+    none = jnp.zeros((len(last), vocab_size), bool)
+    return none.at[jnp.arange(len(last))[:, None], last].set(True, mode="drop")
+
 
 COLDEST = 1e-5
 """Lower temperatures that are not 0 count as this one: logits divided by it stay finite."""
@@ -36,9 +156,7 @@ SMALLEST_KEY = np.uint32(0x007FFFFF)
 """Of minus infinity, see `_keys`; smaller ones belong to no number."""
 
 
-def sample(
-    logits: Float[Array, "R V"], rows: SampleRows, kind: Kind
-) -> tuple[Int[Array, "R"], Float[Array, "R"] | None]:
+def sample(logits: Logits, rows: SampleRows, kind: Kind) -> tuple[Int[Array, "R"], Float[Array, "R"] | None]:
     """Draw one token per row: the largest logit's where the temperature is 0, otherwise from `softmax(logits / temperature)`
     among the tokens that `bounds` keeps. It is `NOT_FINITE` or `NOTHING_ALLOWED` where the largest logit is no number.
 
@@ -53,7 +171,7 @@ def sample(
     if kind == "greedy":
         return _token(logits), None
 
-    def noise(high: Int[Array, ""], low: Int[Array, ""], position: Int[Array, ""]) -> Float[Array, "V"]:
+    def noise(high: Scalar, low: Scalar, position: Scalar) -> Float[Array, "V"]:
         key = jax.random.wrap_key_data(jnp.stack([high, low]).astype(jnp.uint32), impl="threefry2x32")
         return jax.random.gumbel(jax.random.fold_in(key, position), logits.shape[-1:], jnp.float32)
 
@@ -70,7 +188,7 @@ def sample(
 
 
 def processed(
-    logits: Float[Array, "R V"], bound: Float[Array, "R"], tokens: Int[Array, "R"], rows: SampleRows
+    logits: Logits, bound: Float[Array, "R"], tokens: Int[Array, "R"], rows: SampleRows
 ) -> tuple[Float[Array, "R"], UInt32[Array, "R words"]]:
     """The log probability of each token in the distribution that it was drawn from, and the tokens with a probability above 0
     there, as bits (`mask_words`). Where the temperature is 0, the token itself has the probability 1.
@@ -88,12 +206,12 @@ def processed(
     return logprob, jnp.sum(bits << jnp.arange(32, dtype=jnp.uint32)[None, None], axis=-1, dtype=jnp.uint32)
 
 
-def _scaled(logits: Float[Array, "R V"], rows: SampleRows) -> Float[Array, "R V"]:
+def _scaled(logits: Logits, rows: SampleRows) -> Logits:
     return logits / jnp.where(rows.temperature > 0, jnp.maximum(rows.temperature, COLDEST), 1.0)[:, None]
 
 
 def logprobs(
-    logits: Float[Array, "R V"], tokens: Int[Array, "R"], num_best: int
+    logits: Logits, tokens: Int[Array, "R"], num_best: int
 ) -> tuple[Float[Array, "R"], Int[Array, "R"], Float[Array, "R best"], Int[Array, "R best"]]:
     """Log probabilities of the tokens, their ranks (1: none is likelier), and the `num_best` largest with their tokens. Log
     probabilities are NaN in a row with a logit that is NaN or plus infinity."""
@@ -105,13 +223,13 @@ def logprobs(
     return chosen[:, 0] - total, rank, best - total[:, None], ids
 
 
-def _token(values: Float[Array, "R V"]) -> Int[Array, "R"]:
+def _token(values: Logits) -> Int[Array, "R"]:
     columns, largest = jax.lax.platform_dependent(values, cpu=_largest_of_blocks, default=_largest)
     problem = jnp.where(largest == -jnp.inf, NOTHING_ALLOWED, NOT_FINITE)
     return jnp.where(jnp.isfinite(largest), columns, problem).astype(jnp.int32)
 
 
-def _largest(values: Float[Array, "R V"]) -> tuple[Int[Array, "R"], Float[Array, "R"]]:
+def _largest(values: Logits) -> tuple[Int[Array, "R"], Float[Array, "R"]]:
     """The reduction of `argmax`, which also has the value; NaN is the largest."""
 
     def larger(a, b):
@@ -125,7 +243,7 @@ def _largest(values: Float[Array, "R V"]) -> tuple[Int[Array, "R"], Float[Array,
     return column, largest
 
 
-def _largest_of_blocks(values: Float[Array, "R V"]) -> tuple[Int[Array, "R"], Float[Array, "R"]]:
+def _largest_of_blocks(values: Logits) -> tuple[Int[Array, "R"], Float[Array, "R"]]:
     """XLA does not vectorise `_largest` on a CPU. This finds the first block with the largest maximum, then the place in it."""
     values = jax.lax.optimization_barrier(values)  # computed once
     num_rows, num_columns = values.shape
@@ -137,7 +255,7 @@ def _largest_of_blocks(values: Float[Array, "R V"]) -> tuple[Int[Array, "R"], Fl
     return block * BLOCK + place, jnp.max(maxima, axis=-1)
 
 
-def _first_largest(values: Float[Array, "R V"]) -> Int[Array, "R"]:
+def _first_largest(values: Logits) -> Int[Array, "R"]:
     columns = jax.lax.broadcasted_iota(jnp.int32, values.shape, 1)
     is_largest = values == jnp.max(values, axis=-1, keepdims=True)
     return jnp.min(jnp.where(is_largest, columns, values.shape[-1] - 1), axis=-1)
@@ -147,7 +265,7 @@ def is_filtered(rows: SampleRows) -> Bool[Array, "R"]:
     return (rows.top_k > 0) | (rows.top_p < 1) | (rows.min_p > 0)
 
 
-def bounds(scaled: Float[Array, "R V"], rows: SampleRows) -> Float[Array, "R"]:
+def bounds(scaled: Logits, rows: SampleRows) -> Float[Array, "R"]:
     """The smallest logit that a row keeps. `scaled` are logits divided by the temperature.
 
     First `min_p` of the largest probability applies, then the `top_k` largest of the rest, then the fewest of these whose share
@@ -156,7 +274,7 @@ def bounds(scaled: Float[Array, "R V"], rows: SampleRows) -> Float[Array, "R"]:
     return jax.lax.platform_dependent(scaled, rows, cpu=_by_best, default=partial(_by_digits, bits=BITS, unroll=True))
 
 
-def _by_best(scaled: Float[Array, "R V"], rows: SampleRows) -> Float[Array, "R"]:
+def _by_best(scaled: Logits, rows: SampleRows) -> Float[Array, "R"]:
     pairs = jax.lax.top_k(scaled, min(NUM_BEST, scaled.shape[-1]))
     extra = (rows.top_k,) if num_devices() > 1 else ()  # XLA's partitioner fails at a barrier of these pairs alone
     best, *_ = jax.lax.optimization_barrier((*pairs, *extra))  # or XLA sees that indices are unused, and sorts all
@@ -174,7 +292,7 @@ def _by_best(scaled: Float[Array, "R V"], rows: SampleRows) -> Float[Array, "R"]
 
 
 @partial(jax.jit, static_argnames=("bits", "unroll"))  # traced once: all executables that draw have it
-def _by_digits(scaled: Float[Array, "R V"], rows: SampleRows, bits: int, *, unroll: bool) -> Float[Array, "R"]:
+def _by_digits(scaled: Logits, rows: SampleRows, bits: int, *, unroll: bool) -> Float[Array, "R"]:
     keys, top = _keys(scaled), jnp.max(scaled, axis=-1)
     top_k = jnp.clip(rows.top_k, 1, scaled.shape[-1]).astype(jnp.float32)
     least = jnp.full(len(scaled), -jnp.inf)
@@ -183,7 +301,7 @@ def _by_digits(scaled: Float[Array, "R V"], rows: SampleRows, bits: int, *, unro
     weights = _weights(scaled, top, floor)
     goal = rows.top_p * jnp.sum(weights, axis=-1)
 
-    def weigh(keys: UInt32[Array, "R V"]) -> Float[Array, "R V"]:
+    def weigh(keys: UInt32[Array, "R V"]) -> Logits:
         return jnp.exp(_floats(keys) - top[:, None]) if unroll else weights  # on a GPU it costs less than to read them
 
     reached = _largest_with_sum(keys, weigh, goal, floor, bits, unroll=unroll)
@@ -212,7 +330,7 @@ def _floats(keys: UInt32[Array, "*R n"]) -> Float[Array, "*R n"]:
 
 def _largest_with_sum(
     keys: UInt32[Array, "R V"],
-    weigh: Callable[[UInt32[Array, "R V"]], Float[Array, "R V"]],
+    weigh: Callable[[UInt32[Array, "R V"]], Logits],
     goal: Float[Array, "R"],
     least: Float[Array, "R"],
     bits: int,
@@ -223,7 +341,7 @@ def _largest_with_sum(
     over the keys settles `bits` bits, with a sum for every digit but 0."""
     start = _keys(least)
 
-    def settle(index: Int[Array, ""] | int, key: UInt32[Array, "R"]) -> UInt32[Array, "R"]:
+    def settle(index: Scalar | int, key: UInt32[Array, "R"]) -> UInt32[Array, "R"]:
         shift, own_keys = jnp.asarray(32 - bits * (index + 1), jnp.uint32), keys
         if (
             unroll
@@ -243,7 +361,7 @@ def _largest_with_sum(
 
 
 def _sums(
-    keys: UInt32[Array, "R V"], weights: Float[Array, "R V"], pivots: Sequence[UInt32[Array, "R"]]
+    keys: UInt32[Array, "R V"], weights: Logits, pivots: Sequence[UInt32[Array, "R"]]
 ) -> Sequence[Float[Array, "R"]]:
     terms = [jnp.where(keys >= pivot[:, None], weights, 0.0) for pivot in pivots]
     zeros = [jnp.float32(0)] * len(terms)
@@ -251,12 +369,12 @@ def _sums(
     return jax.lax.reduce(terms, zeros, lambda a, b: [x + y for x, y in zip(a, b, strict=True)], (1,))
 
 
-def top_k(values: Float[Array, "R V"], k: int) -> tuple[Float[Array, "R k"], Int[Array, "R k"]]:
+def top_k(values: Logits, k: int) -> tuple[Float[Array, "R k"], Int[Array, "R k"]]:
     """The `k` largest of each row and their columns: the largest first, of equals the lowest column first."""
     return jax.lax.platform_dependent(values, cpu=partial(_top_k, k=k), default=partial(top_k_of_blocks, k=k))
 
 
-def top_k_of_blocks(values: Float[Array, "R V"], k: int) -> tuple[Float[Array, "R k"], Int[Array, "R k"]]:
+def top_k_of_blocks(values: Logits, k: int) -> tuple[Float[Array, "R k"], Int[Array, "R k"]]:
     """As `top_k`, from the `k` blocks with the largest maxima: `k` numbers in them come before those of any other block."""
     # XLA sorts the whole row for `lax.top_k` of more than 16, and its kernel for fewer does not promise an order of equals.
     num_rows, num_columns = values.shape
@@ -272,14 +390,14 @@ def top_k_of_blocks(values: Float[Array, "R V"], k: int) -> tuple[Float[Array, "
     return best, jnp.take_along_axis(chosen, places // BLOCK, axis=1) * BLOCK + places % BLOCK
 
 
-def _top_k(values: Float[Array, "R V"], k: int) -> tuple[Float[Array, "R k"], Int[Array, "R k"]]:
+def _top_k(values: Logits, k: int) -> tuple[Float[Array, "R k"], Int[Array, "R k"]]:
     best, columns = jax.lax.top_k(values, k)
     return best, columns
 
 
 def report(
-    logits: Float[Array, "R V"],
-    shaped: Float[Array, "R V"],
+    logits: Logits,
+    shaped: Logits,
     bound: Float[Array, "R"],
     tokens: Int[Array, "R"],
     rows: SampleRows,

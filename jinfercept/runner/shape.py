@@ -19,11 +19,9 @@ class RunnerShape:
     staging_pages: int = 1  # most pages of one host array, a power of two; 1: every page is its own
     pinned_memory: bool = True  # whether host arrays are page-locked
     moved_pages: int = 1 << 30  # pages for which the device has memory beside the pool while they are on their way
-    # the GPU kernel for decode rows also rotates queries and keys, and writes keys and values; never for quantised pages
-    joined_decode: bool = True
     kv_cache_dtype: str = "auto"  # format of the pages: `auto`, the type of the weights; `int8`; `fp8`
     num_drafts: int = 0  # most drafts of a sequence in a step
-    is_assisted: bool = False  # an assistant makes them, see `assistant.py`
+    is_assisted: bool = False  # an assistant makes them, see `draft_layer.py`
     num_adapters: int = 0  # that the weights have room for
     # Vocabulary size of the model for which this one drafts; 0: it serves itself. The logits of a drafting model are cut to
     # that size, or filled with -inf; its rows have no options but temperature and random key.

@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Self, cast
+from typing import Any, NamedTuple, Self, cast
 
 import jax
 import jax.numpy as jnp
@@ -26,19 +26,18 @@ from jinfercept.models.protocol import (
     windows_of,
 )
 from jinfercept.models.quantized import weights_of
-from jinfercept.pallas.gpu_heads import Heads
 from jinfercept.pallas.layouts.kv_rows import is_quantised, stored_dtype
 from jinfercept.pallas.layouts.pages import Batch
 from jinfercept.pallas.layouts.states import StateRows
-from jinfercept.runner.assistant import Assistant, add_assistant
-from jinfercept.runner.draft_layer import DraftSteps, add_draft_layer
+from jinfercept.pallas.tiles import Heads
+from jinfercept.runner.draft_layer import Assistant, DraftSteps, add_assistant, add_draft_layer
 from jinfercept.runner.executables import Executables
 from jinfercept.runner.layer_attention import step_attention
-from jinfercept.runner.packing import CommonShape, PackedShape, in_place, packed_size, unpack
+from jinfercept.runner.packing import CommonShape, PackedShape, Step, in_place, packed_size, unpack
 from jinfercept.runner.page_transfers import transfer_sizes
-from jinfercept.runner.pools import joined, pool_shapes
+from jinfercept.runner.pools import pool_shapes
 from jinfercept.runner.sampler import add_sampler, slots_bytes
-from jinfercept.runner.shape import RunnerShape, in_second_pool, pool_windows
+from jinfercept.runner.shape import RunnerShape, pool_windows
 
 STACKED = ("attn_norm", "ffn_norm", "attn_post_norm", "ffn_post_norm")
 """Scales of norms that XLA computes. A kernel that reads a vector, as those of quantised weights do, needs it as an array."""
@@ -57,7 +56,8 @@ def add_steps(
     An `attention` of `auto` is for the default backend only, see `models.attention`.
     """
     leaf, kinds = weights_of(params.embed)[0], kinds_of(model)
-    layers = joined(*pool_shapes(model, shape, leaf), in_second_pool(model, shape))
+    table = step_table(model, shape, attention, leaf)
+    layers = {place: array for pool in pool_shapes(model, shape, leaf) for place, array in pool.items()}
 
     def struct(dims: tuple[int, ...], dtype: jax.typing.DTypeLike) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(dims, dtype, sharding=beside(leaf))
@@ -67,34 +67,33 @@ def add_steps(
     last_tokens, embedded_by_size = struct((shape.max_num_seqs + 1,), jnp.int32), {}
     platform = mesh_of(leaf).devices[0].platform
     common_shape = CommonShape(shape.sample_rows[-1], transfer_sizes(platform, shape.staging_pages)[0])
-    packed_shapes, batches = step_shapes(model, shape, attention, leaf), dict[tuple[int, bool], Any]()
-    for (size, decode_only), bucket in packed_shapes.items():
-        embed_name, layers_name = step_names(decode_only)
+    batches = dict[Step, Any]()
+    for step, (bucket, embed_key, groups) in table.items():
+        size = bucket.num_tokens
         upload = struct((packed_size(bucket) + common_shape.size,), jnp.int32)
         embed = over_devices(partial(_embed, model, bucket), (params.embed, last_tokens, upload))
-        run.add((embed_name, size), embed, params.embed, last_tokens, upload, donate=(2,) if bucket.cut else ())
+        run.add(embed_key, embed, params.embed, last_tokens, upload, donate=(2,) if bucket.cut else ())
         embedded = jax.eval_shape(embed, params.embed, last_tokens, upload)
         x = embedded_by_size[size] = struct(embedded[0].shape, embedded[0].dtype)
-        batch = batches[size, decode_only] = jax.tree.map(lambda part: struct(part.shape, part.dtype), embedded[1])
-        groups = {layers_key(layers_name, size, group, kinds): group for group in shape.groups(num_computed(model))}
-        for key, (first, end) in groups.items():
-            kinds_of_group, own = kinds[first:end] or (None,) * (end - first), places_of(model, (first, end))
+        batch = batches[step] = jax.tree.map(lambda part: struct(part.shape, part.dtype), embedded[1])
+        for key, (first, end), own in {group.key: group for group in groups}.values():
+            kinds_of_group = kinds[first:end] or (None,) * (end - first)
             leaves, tree = jax.tree.flatten(call_weights(params.layers[first:end]))
             places = tuple(map(own.index, kv_places(model)[first:end]))
-            step = partial(_layers, model, bucket, kinds_of_group, windows[first:end], places, tree)
+            layers_of_group = partial(_layers, model, bucket, kinds_of_group, windows[first:end], places, tree)
             kept = tuple(layers[place] for place in own)
             arguments = (tuple(leaves), x, kept, batch)
             out = (EVERYWHERE, specs_of(kept), *([EVERYWHERE] if shape.routed_experts else []))
-            whole = over_devices(step, arguments, out=out)
+            whole = over_devices(layers_of_group, arguments, out=out)
             run.add(key, whole, *arguments, donate=(1, 2))
     if shape.is_assisted or num_draft_layers(model.config):
-        own = packed_shapes, embedded_by_size, common_shape, batches, shape.num_drafts, shape.num_drawn
-        steps = DraftSteps(*own)
+        packed = {step: calls.shape for step, calls in table.items()}
+        steps = DraftSteps(packed, embedded_by_size, common_shape, batches, shape.num_drafts, shape.num_drawn)
         steps.add_rows(run, shape.sample_rows)
         if assistant is not None:
             add_assistant(run, assistant, cast(Model, model), params, steps, layers)
         else:
-            add_draft_layer(run, cast(Model, model), params, steps, layers[-1])
+            add_draft_layer(run, cast(Model, model), params, steps, layers[max(layers)])
     add_sampler(
         run,
         model,
@@ -108,9 +107,35 @@ def add_steps(
     )
 
 
-def places_of(model: ServedModel, group: tuple[int, int]) -> list[int]:
-    """The places that a group of layers reads and writes, see `kv_places`, each once."""
-    return [*dict.fromkeys(kv_places(model)[slice(*group)])]
+class LayerGroup(NamedTuple):
+    """Consecutive layers of one executable."""
+
+    key: Hashable  # of the executable; groups of equal layers share it
+    layers: tuple[int, int]  # the first one and the end
+    places: tuple[int, ...]  # that they read and write, see `kv_places`, each once
+
+
+class StepCalls(NamedTuple):
+    """A step before its head: the sizes of its upload, the key of its embedding, and its groups of layers."""
+
+    shape: PackedShape
+    embed: Hashable
+    groups: tuple[LayerGroup, ...]
+
+
+def step_table(model: ServedModel, shape: RunnerShape, attention: str, like: Placed) -> dict[Step, StepCalls]:
+    """The calls of every step of `step_shapes`, smaller ones first; of one bucket, those of decode rows only."""
+    shapes, kinds, places = step_shapes(model, shape, attention, like), kinds_of(model), kv_places(model)
+    table = dict[Step, StepCalls]()
+    for step in sorted(shapes, key=lambda step: (step[0], not step[1])):
+        size, alone = step
+        embed, name = ("decode embed", "decode layers") if alone else ("embed", "layers")
+        groups = (
+            LayerGroup(layers_key(name, size, layers, kinds), layers, tuple(dict.fromkeys(places[slice(*layers)])))
+            for layers in shape.groups(num_computed(model))
+        )
+        table[step] = StepCalls(shapes[step], (embed, size), tuple(groups))
+    return table
 
 
 def call_weights(layers: Sequence[Weights]) -> tuple[Weights, tuple[Weights, ...]]:
@@ -132,9 +157,7 @@ def _stacked(vectors: Sequence[Any]) -> Any:
     return jax.jit(jnp.stack, out_shardings=first.sharding)(vectors)
 
 
-def step_shapes(
-    model: ServedModel, shape: RunnerShape, attention: str, like: Placed
-) -> dict[tuple[int, bool], PackedShape]:
+def step_shapes(model: ServedModel, shape: RunnerShape, attention: str, like: Placed) -> dict[Step, PackedShape]:
     """The packed sizes of every step's executables: by bucket, and by whether they serve steps of decode rows only.
 
     Executables for decode rows exist only where attention has other code for them. `like` has the dtype and the devices of the
@@ -156,21 +179,16 @@ def step_shapes(
         plain = not scored and not all(window and window < shape.most_tokens for window in windows_of(model) or (None,))
         attention = best(like.dtype, stored, heads, shape.page_size, plain=plain)
     cut = cut_for(heads, attention)
-    joined = shape.joined_decode and not is_quantised(stored)  # they attend to the row's own key before it is rounded
     kinds = [(size, False) for size in shape.buckets]
     kinds += [] if cut is None else [(size, True) for size in shape.decode_buckets]
     own = {"attention": attention, "cut": cut, "window": max(pool_windows(model, shape), default=0)}
     own["has_draft_layer"] = shape.is_assisted or num_draft_layers(config) > 0
     own |= {"window_cut": None if window_heads == heads else cut_for(window_heads, attention)}
     return {
-        (size, alone): shape.bucket(size)._replace(decode_only=alone, joined=alone and joined, **own)
+        # joined attention reads a row's own key before it is rounded
+        (size, alone): shape.bucket(size)._replace(decode_only=alone, joined=alone and not is_quantised(stored), **own)
         for size, alone in kinds
     }
-
-
-def step_names(decode_only: bool) -> tuple[str, str]:
-    """The first parts of the keys of embeddings and of groups of layers."""
-    return ("decode embed", "decode layers") if decode_only else ("embed", "layers")
 
 
 def kinds_of(model: ServedModel) -> tuple[Hashable, ...]:

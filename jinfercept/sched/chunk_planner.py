@@ -1,7 +1,6 @@
 """Plans the next step of one running sequence: its fetches, and its next token or chunk. Chooses no sequence."""
 
 from jinfercept.kv.manager import KVManager
-from jinfercept.sched.eviction import Eviction
 from jinfercept.sched.plan import FROM_DEVICE, Chunk
 from jinfercept.sched.plan_builder import PlanBuilder, SchedulerCounters
 from jinfercept.sched.queues import Queues
@@ -16,7 +15,6 @@ class ChunkPlanner:
         self,
         kv: KVManager,
         queues: Queues,
-        eviction: Eviction,
         transfers: Transfers,
         counters: SchedulerCounters,
         *,
@@ -24,7 +22,7 @@ class ChunkPlanner:
         chunk_tokens: int,
     ) -> None:
         self._kv, self._running = kv, queues.running
-        self._eviction, self._transfers, self._counters = eviction, transfers, counters
+        self._transfers, self._counters = transfers, counters
         self._max_model_len, self._chunk_tokens = max_model_len, chunk_tokens
 
     def decode(self, builder: PlanBuilder, sequence: Sequence) -> bool:
@@ -71,7 +69,7 @@ class ChunkPlanner:
         if kv.side_pool:
             end = kv.side_pool.chunk_end(context, start, end, length)
         placed = kv.place(context, start, end)
-        while placed < end and self._eviction.free_slot(builder, sequence, kv.pages_between(placed, end), placed):
+        while placed < end and self._transfers.free_slot(builder, sequence, kv.pages_between(placed, end), placed):
             placed = kv.place(context, placed, end)
         if start < placed:
             self._add_chunk(builder, sequence, start, placed)
@@ -125,7 +123,7 @@ class ChunkPlanner:
         while (
             num_fetchable
             and (room := transfers.room(builder))
-            and self._eviction.free_slot(builder, sequence, min(num_fetchable, room), sequence.context.ready)
+            and self._transfers.free_slot(builder, sequence, min(num_fetchable, room), sequence.context.ready)
         ):
             fetched = transfers.fetch(builder, sequence, num_fetchable)
             if not fetched:  # its window has to wait

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Literal, final
 
 from jinfercept.kv.manager import KVManager
-from jinfercept.sched.cost import CostModel
+from jinfercept.sched.profile import CostModel
 from jinfercept.sched.queues import Queues
 from jinfercept.sched.sequence import Sequence
 

@@ -3,14 +3,13 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from jinfercept.sched.copy_ahead import CopyAhead
-from jinfercept.sched.cost import CostModel
 from jinfercept.sched.estimator import ElapsedEstimator, Estimator
-from jinfercept.sched.guards import make_choice
-from jinfercept.sched.lru import LeastRecentlyUsed
+from jinfercept.sched.lru import CopyAhead, LeastRecentlyUsed
 from jinfercept.sched.min_waste import Keep, MinWaste, keep_if_cheaper, keep_none, keep_short_kinds
 from jinfercept.sched.named_profiles import GPTJ_6B
+from jinfercept.sched.plugins import make_choice
 from jinfercept.sched.policy import AtPause, Policy, discard, improved_discard, preserve, swap
+from jinfercept.sched.profile import CostModel
 
 
 class PolicyInputs(NamedTuple):

@@ -1,4 +1,4 @@
-"""The `Policy` protocol, and the policies that decide once, when a request pauses.
+"""The `Policy` protocol, the policies that decide once, when a request pauses, and the `Observer` of what is done.
 
 A request is paused while it is intercepted, and while it waits with pages of its own, after its calls or after a preemption.
 The scheduler calls a policy when a request pauses and when it runs again, lets it move pages in every plan, and asks it for
@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import NamedTuple, Protocol, final
 
+from jinfercept.kv.context import PageRun
 from jinfercept.kv.page import Occupancy
 from jinfercept.sched.sequence import Sequence, State
 
@@ -235,3 +236,19 @@ def preserve() -> Policy:
 def swap() -> Policy:
     """Move every paused context to the host at once, and back when it runs again; steps wait for it (InferCept §3.2)."""
     return AtPause(Action.SWAP, synchronous=True)
+
+
+class Observer(Protocol):
+    """Called after every change of state and every move. Reads its own clock."""
+
+    def changed(self, sequence: Sequence) -> None:
+        """The sequence's state has changed. `sequence.preemptions` tells a preemption from a return."""
+        ...
+
+    def moved(self, move: Move, run: PageRun, copied_tokens: int, freed: int) -> None:
+        """A policy's move of pages that are alike was executed, as far as the pages allowed.
+
+        `run` has the pages as they were before, `copied_tokens` move to the host for them, and `freed` device slots are free
+        now.
+        """
+        ...

@@ -1,6 +1,7 @@
 """Prices of steps and transfers for one machine and model: a `Profile`, which is a JSON file with a version.
 
-`start.profiler` measures one, `sched.roofline` derives one from data sheets, `sched.named_profiles` has those with a name.
+`start.profiler` measures one; `sched.named_profiles` has those with a name, most of which are derived from data sheets.
+`CostModel` is the part of a profile that the scheduler plans with, and `StepBudget` the link budget of a step.
 """
 
 import json
@@ -10,47 +11,104 @@ import sys
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, NamedTuple, Protocol, Self, get_args
 
-from jinfercept.errors import ConfigError, shown
+from jinfercept.errors import ConfigError
 from jinfercept.sched.plan import StepPlan
+
+
+class CostModel(Protocol):
+    """Prices a step before it runs."""
+
+    def step_s(self, query_tokens: int, context_tokens: int) -> float:
+        """Seconds of a step whose rows read `context_tokens` tokens of KV."""
+        ...
+
+    def link_tokens(self, seconds: float) -> int:
+        """Tokens of KV that the host link moves one way in this time."""
+        ...
+
+    def plan_s(self, plan: StepPlan) -> float:
+        """Seconds of a plan's compute."""
+        ...
+
+    def swap_s(self, num_tokens: int) -> float:
+        """T_swap: seconds to move the KV of these tokens one way over an idle link, in the largest copies possible."""
+        ...
+
+    def copies_s(self, num_tokens: int) -> float:
+        """The part of `swap_s` that grows with the number of copies, not with their bytes."""
+        ...
+
+    def recompute_s(self, num_tokens: int, chunk_tokens: int) -> float:
+        """T_recompute: seconds of the steps that recompute a context, in chunks of at most `chunk_tokens`."""
+        ...
+
+    def disk_s(self, num_tokens: int) -> float:
+        """T_disk: seconds to read the KV of these tokens from the disk tier into host memory; infinite without a disk tier."""
+        ...
+
+
+IDLE_STEP_S = 0.010
+"""Seconds of a step that only transfers: short, so that an arrival interrupts it."""
+
+_UNLIMITED = 1 << 60
+
+
+class StepBudget(NamedTuple):
+    """Sizes of steps, and of the transfers that their compute hides."""
+
+    cost: CostModel
+    buckets: tuple[int, ...]  # query tokens of the executables, ascending
+    page_size: int  # tokens of the smallest transfer
+    waits_for_link: bool  # the step waits for its transfers, which then have no budget
+
+    def bucket(self, query_tokens: int) -> int:
+        """Query tokens of the smallest executable that holds these; 0 for none."""
+        return self.buckets[bisect_left(self.buckets, query_tokens)] if query_tokens else 0
+
+    def link_tokens(self, query_tokens: int, context_tokens: int) -> int:
+        """Tokens that the link moves while these query tokens compute (InferCept §4.1), or in `IDLE_STEP_S` without any."""
+        if self.waits_for_link:
+            return _UNLIMITED
+        seconds = IDLE_STEP_S
+        if query_tokens:
+            seconds = self.cost.step_s(self.bucket(query_tokens), context_tokens)
+        return max(self.cost.link_tokens(seconds), self.page_size)
+
 
 MOST_SATURATION = 1_000_000
 
 Source = Literal["paper", "roofline", "measured"]
 
 
-def check_field(name: str, kind: object, value: Any) -> None:
-    if kind is float or kind is int:
-        least = 1 if kind is int else 0
-        types = int if kind is int else int | float
-        if not isinstance(value, types) or isinstance(value, bool) or not abs(value) <= sys.float_info.max:
-            what = "whole number" if kind is int else "finite number"
-            raise ConfigError(f"a profile's {name} is not a {what}", got=reprlib.repr(value), fix="give one")
-        if value < least and name != "fixed_s":
-            raise ConfigError(f"a profile's {name} is too small", got=value, fix=f"at least {least}")
-        if name == "saturation" and value > MOST_SATURATION:
-            raise ConfigError(f"a profile's {name} is too large", got=value, fix=f"at most {MOST_SATURATION:,}")
-    elif kind is str and (not isinstance(value, str) or not value):
-        raise ConfigError("a profile needs a name", got=shown(value), fix="name the model and the machine")
-    elif kind is Source and value not in get_args(Source):
-        raise ConfigError(
-            "a profile's source is unknown", got=shown(value), fix=f"one of {', '.join(get_args(Source))}"
-        )
-    elif name == "tables" and not isinstance(value, Mapping):
-        raise ConfigError("a profile's table is not a mapping", got=type(value).__name__, fix="give a mapping")
-    elif name.startswith("bucket_") and not _ascends(value):
-        raise ConfigError(f"a profile's {name} do not ascend from above 0", got=reprlib.repr(value), fix="sort them")
-
-
 def _ascends(values: Any) -> bool:
-    numbers = isinstance(values, tuple) and all(
-        isinstance(v, int | float) and 0 < v <= sys.float_info.max for v in values
+    are_numbers = isinstance(values, tuple) and all(
+        isinstance(value, int | float) and 0 < value <= sys.float_info.max for value in values
     )
-    return numbers and all(earlier <= later for earlier, later in pairwise(values))
+    return are_numbers and all(earlier <= later for earlier, later in pairwise(values))
+
+
+def _check_field(name: str, kind: object, value: Any) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    if kind is float:
+        is_right, fix = is_number and (value >= 0 or name == "fixed_s"), "a finite number, at least 0"
+    elif kind is int:
+        most = MOST_SATURATION if name == "saturation" else 1 << 62
+        is_right, fix = is_number and isinstance(value, int) and 1 <= value <= most, f"a whole number, 1 to {most:,}"
+    elif kind is Source:
+        is_right, fix = value in get_args(Source), f"one of {', '.join(get_args(Source))}"
+    elif name == "tables":
+        is_right, fix = isinstance(value, Mapping), "a mapping"
+    elif kind is str:
+        is_right, fix = isinstance(value, str) and bool(value), "name the model and the machine"
+    else:
+        is_right, fix = _ascends(value), "numbers that ascend from above 0"
+    if not is_right:
+        raise ConfigError(f"a profile's {name} is wrong", got=reprlib.repr(value), fix=fix)
 
 
 VERSION = 1
@@ -105,7 +163,7 @@ class Profile:
 
     def __post_init__(self) -> None:
         for f in fields(self):
-            check_field(f.name, f.type, getattr(self, f.name))
+            _check_field(f.name, f.type, getattr(self, f.name))
         if self.fixed_s < 0 and self.flat_s == 0:
             raise ConfigError(
                 "a profile's fixed_s is negative and no flat_s holds it up",
@@ -209,25 +267,15 @@ class Profile:
                 got=f"version {reprlib.repr(version)}",
                 fix="measure again with `jinfercept profile`",
             )
-        values = {key: value for key, value in document.items() if key != "version"}
-        by_name = {f.name: f for f in fields(cls)}
-        unknown = sorted(values.keys() - by_name.keys())
-        if unknown:
-            raise ConfigError(
-                f"{origin} has keys that no profile has",
-                got=", ".join(unknown),
-                fix=f"the keys are {', '.join(by_name)}",
-            )
-        required = [f.name for f in by_name.values() if f.default is MISSING and f.default_factory is MISSING]
-        missing = [name for name in required if name not in values]
-        if missing:
-            raise ConfigError(
-                f"{origin} lacks values", got=", ".join(values) or "none", fix=f"add {', '.join(missing)}"
-            )
+        values: dict[str, Any] = {key: value for key, value in document.items() if key != "version"}
         for name in ("bucket_tokens", "bucket_s"):
             if isinstance(values.get(name), list):
                 values[name] = tuple(values[name])
         try:
             return cls(**values)
+        except TypeError as error:  # unknown keys, or missing ones
+            raise ConfigError(
+                f"{origin} is no profile", got=error, fix="measure again with `jinfercept profile`"
+            ) from None
         except ConfigError as error:
             raise ConfigError(f"{origin}: {error.what}", got=error.got, fix=error.fix) from None

@@ -6,30 +6,59 @@ policy's moves for paused contexts fill the rest of the link's budget. While ten
 service and the sequences that give way.
 """
 
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from jinfercept.errors import ConfigError
 from jinfercept.kv.context import ContextResidency
 from jinfercept.kv.manager import KVManager
 from jinfercept.sched.chunk_planner import ChunkPlanner
-from jinfercept.sched.cost import CostModel, StepBudget
 from jinfercept.sched.door import Door, Overload
 from jinfercept.sched.estimator import Estimator
-from jinfercept.sched.eviction import Eviction
-from jinfercept.sched.fairness import FairShare
-from jinfercept.sched.observer import Observer
-from jinfercept.sched.order import Order
+from jinfercept.sched.orders import Order, OrderChoice, make_order
 from jinfercept.sched.plan_builder import MoveOrder, PlanBuilder, PlannedStep, SchedulerCounters
-from jinfercept.sched.policy import Policy
-from jinfercept.sched.preemption import PreemptedSequences, Preemption
-from jinfercept.sched.queues import Queues, Rank
+from jinfercept.sched.policies import WHOLE_PROMPTS, PolicyChoice, PolicyInputs
+from jinfercept.sched.policy import Observer, Policy
+from jinfercept.sched.profile import CostModel, Profile, StepBudget
+from jinfercept.sched.queues import FairShare, Queues, Rank
 from jinfercept.sched.sequence import CallDuration, PendingCall, Sequence, State
 from jinfercept.sched.speculation import NO_DRAFTS, Speculation, SpeculationLimits
-from jinfercept.sched.transfers import Transfers
+from jinfercept.sched.transfers import PreemptedSequences, Preemption, Transfers
 
 MOST_TURNED_AWAY_S = 30.0
 """Seconds for which a policy may let nothing run although sequences wait; then the first of them starts."""
 
 
+class SchedulerLimits(NamedTuple):
+    """The limits of a step and of the running sequences."""
+
+    buckets: tuple[int, ...]  # query tokens of the executables, ascending
+    max_num_seqs: int
+    max_model_len: int
+    max_chunk_tokens: int | None = None  # query tokens of one sequence in one step; None: no limit of its own
+    # None: chunked, unless the policy was published with whole prompts and a step holds the longest sequence
+    chunked_prefill: bool | None = None
+    preemption: Preemption = "policy"
+    speculation: SpeculationLimits = NO_DRAFTS
+    overload: Overload = "serve"
+
+    def chunks(self, policy: PolicyChoice) -> bool:
+        """Whether prefill is chunked under a policy. Raises `ConfigError` if no step holds whole prompts that are asked for."""
+        fits = self.max_model_len <= self.buckets[-1] and self.max_chunk_tokens is None
+        if self.chunked_prefill is False and not fits:
+            raise ConfigError(
+                "chunked_prefill can only be turned off where a step holds the longest sequence",
+                got=f"steps of {self.buckets[-1]} tokens, sequences of {self.max_model_len}, "
+                f"max_chunk_tokens={self.max_chunk_tokens}",
+                fix="raise max_num_batched_tokens or lower max_model_len, and give no max_chunk_tokens",
+            )
+        if self.chunked_prefill is not None:
+            return self.chunked_prefill
+        return policy not in WHOLE_PROMPTS or not fits
+
+
 class Scheduler:
-    """The queues and the plans of one engine, which alone uses `kv`. `SchedulerLimits` describes the limits.
+    """The queues and the plans of one engine, which alone uses `kv`.
 
     With `whole_prompts`, waiting sequences are computed whole, several together, before any sequence decodes.
     """
@@ -40,34 +69,29 @@ class Scheduler:
         policy: Policy,
         cost: CostModel,
         estimator: Estimator,
+        limits: SchedulerLimits,
         *,
-        buckets: tuple[int, ...],
-        max_num_seqs: int,
-        max_model_len: int,
-        chunk_tokens: int,
         whole_prompts: bool = False,
-        preemption: Preemption = "policy",
         order: Order | None = None,
-        overload: Overload = "serve",
-        speculation: SpeculationLimits = NO_DRAFTS,
     ) -> None:
+        buckets = limits.buckets
+        chunk_tokens = min(limits.max_chunk_tokens or buckets[-1], buckets[-1])
         self.kv = kv
         self.counters = SchedulerCounters()
-        self.max_model_len, self.max_num_seqs = max_model_len, max_num_seqs
-        self._queues = queues = Queues(max_num_seqs, order)
+        self.max_model_len, self.max_num_seqs = limits.max_model_len, limits.max_num_seqs
+        self._queues = queues = Queues(limits.max_num_seqs, order)
         self.running, self.waiting, self.intercepted = queues.running, queues.waiting, queues.intercepted
-        self.door = Door(kv, queues, cost, buckets[-1], overload)
+        self.door = Door(kv, queues, cost, buckets[-1], limits.overload)
         self._policy, self._estimator = policy, estimator
         self._budget = StepBudget(cost, buckets, kv.page_size, policy.synchronous)
         self._fair = FairShare(queues)
-        self._transfers = transfers = Transfers(kv, policy, self.counters)
-        preempted = PreemptedSequences(preemption, cost, chunk_tokens, kv.page_size, has_host=kv.has_host)
-        self._eviction = Eviction(kv, self._queues, self._fair, policy, transfers, self.counters, preempted)
+        preempted = PreemptedSequences(limits.preemption, cost, chunk_tokens, kv.page_size, has_host=kv.has_host)
+        self._transfers = transfers = Transfers(kv, queues, self._fair, policy, self.counters, preempted)
         self.speculation: Speculation | None = None
-        if speculation.num_drafts:
-            self.speculation = Speculation(speculation, kv, self._budget, max_model_len, self.counters)
+        if limits.speculation.num_drafts:
+            self.speculation = Speculation(limits.speculation, kv, self._budget, self.max_model_len, self.counters)
         self._chunks = ChunkPlanner(
-            kv, queues, self._eviction, transfers, self.counters, max_model_len=max_model_len, chunk_tokens=chunk_tokens
+            kv, queues, transfers, self.counters, max_model_len=self.max_model_len, chunk_tokens=chunk_tokens
         )
         self._largest, self._whole_prompts = buckets[-1], whole_prompts
         self._turned_away_s: float | None = None  # since when nothing runs, for the policy lets nothing start
@@ -247,7 +271,7 @@ class Scheduler:
         """Give all device slots back. Running sequences wait again."""
         for sequence in self.running.copy():
             sequence.void_pending()
-            self._eviction.set_aside(sequence, now)
+            self._transfers.set_aside(sequence, now)
         self.kv.begin_plan()
         # sequences keep their host copies, but contexts with windows or states are whole or lost
         if self.kv.side_pool:
@@ -392,7 +416,7 @@ class Scheduler:
             victim = self._fair.victim(sequence)
             if victim is None:
                 return False
-            self._eviction.preempt(builder, victim)
+            self._transfers.preempt(builder, victim)
         return True
 
     def _start(self, builder: PlanBuilder, sequence: Sequence) -> bool:
@@ -437,3 +461,41 @@ class Scheduler:
     def _slots_needed(self, sequence: Sequence) -> int:
         context, length = sequence.context, sequence.length
         return 0 if context.ready >= length - 1 else self.kv.slots_needed(context, length + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerBuild:
+    """A scheduler that lacks only its pages."""
+
+    inputs: PolicyInputs
+    policy: Policy
+    order: Order | None
+    limits: SchedulerLimits
+    chunks: bool
+
+    def build(self, kv: KVManager) -> Scheduler:
+        return Scheduler(
+            kv,
+            self.policy,
+            self.inputs.cost,
+            self.inputs.estimator,
+            self.limits,
+            whole_prompts=not self.chunks,
+            order=self.order,
+        )
+
+
+def plan_scheduler(
+    profile: Profile,
+    estimator: Estimator,
+    policy: PolicyChoice,
+    limits: SchedulerLimits,
+    page_size: int,
+    order: OrderChoice = "fcfs",
+) -> SchedulerBuild:
+    """Makes the policy and the order of a scheduler. Raises `ConfigError` as `make_choice` and `SchedulerLimits.chunks`."""
+    buckets = limits.buckets
+    # S is the largest bucket up to the profile's saturation point, or the smallest bucket
+    saturation = max((size for size in buckets if size <= profile.saturation), default=buckets[0])
+    inputs = PolicyInputs(profile, saturation, page_size, estimator)
+    return SchedulerBuild(inputs, inputs.make(policy), make_order(order, inputs), limits, limits.chunks(policy))

@@ -4,11 +4,13 @@ from array import array
 from collections.abc import Hashable, Iterable
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from enum import Enum
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from jinfercept.kv.context import Context, ContextResidency, ContextState, ContextWindow
-from jinfercept.sched.draft_state import DraftState
 from jinfercept.sched.plan import GREEDY, NewPages, Sample, Score, TokenHistory, WindowEntries
+
+if TYPE_CHECKING:
+    from jinfercept.sched.speculation import DraftState
 
 
 class State(Enum):
@@ -140,7 +142,7 @@ class Sequence:
     paused_s: float = field(init=False, default=0.0)  # when it was intercepted last, by `calls`
     calls: tuple[PendingCall, ...] = field(init=False, default=())
     awaited: tuple[PendingCall, ...] = field(init=False, default=())  # those that have not returned
-    drafting: DraftState | None = field(init=False, default=None)  # written by `Speculation`
+    drafting: "DraftState | None" = field(init=False, default=None)  # written by `Speculation`
     state: State = field(init=False, default=State.WAITING)
     reads_disk: bool = field(init=False, default=False)  # pages are or will be read from a disk; the disk tier says so
     pending: int = field(init=False, default=0)  # samples that are planned and not collected yet

@@ -1,14 +1,91 @@
-"""Adds page transfers to a plan, as far as the page, the link and the pools allow, and counts them. Chooses no page."""
+"""Moves pages while a plan is built: a policy's moves, and the evictions that free slots. Counts them; runs nothing.
 
-from typing import NamedTuple, final
+A device slot comes from the free ones; else from a finished prefix; else from a paused context, in the policy's order; else
+from a preempted one; at last from the running sequence that is served last. A transfer goes as far as the page, the link and
+the pools allow.
+"""
 
-from jinfercept.kv.context import PageRun, bounds
+from collections.abc import Iterator
+from typing import Literal, NamedTuple, final
+
+from jinfercept.kv.context import Context, PageRun, bounds
 from jinfercept.kv.manager import KVManager
 from jinfercept.kv.page import Residency
-from jinfercept.sched.observer import Observer
 from jinfercept.sched.plan_builder import HostVictims, MoveOrder, PlanBuilder, SchedulerCounters
-from jinfercept.sched.policy import Action, Budget, Move, Mover, Policy
-from jinfercept.sched.sequence import Sequence
+from jinfercept.sched.policy import Action, Budget, Move, Mover, Observer, Policy
+from jinfercept.sched.profile import CostModel
+from jinfercept.sched.queues import FairShare, Queues
+from jinfercept.sched.sequence import Sequence, State
+
+Preemption = Literal["auto", "policy", "recompute", "swap"]
+"""What happens to a preempted sequence's pages. "auto": they stay until their slots are needed, and are then swapped or
+recomputed, whichever the machine's profile prices lower. "policy": its choice, as for intercepted sequences. "recompute":
+dropped at once. "swap": offloaded at once, whatever the link has left."""
+MOST_PER_COPY = 64
+"""Most pages that leave together with one whose slot is needed."""
+
+
+def cheaper(cost: CostModel, num_tokens: int, chunk_tokens: int) -> Action:
+    """`SWAP` if a context moves out and back in less time than steps of `chunk_tokens` recompute it, else `LOSE`."""
+    swap_s, recompute_s = 2.0 * cost.swap_s(num_tokens), cost.recompute_s(num_tokens, chunk_tokens)
+    return Action.SWAP if swap_s < recompute_s else Action.LOSE
+
+
+def pages_per_copy(cost: CostModel, page_size: int) -> int:
+    """The most pages whose bytes take no longer than the rest of a copy: they may leave with a page that has to."""
+    # 0 if a copy is priced by its bytes alone: one page leaves
+    copy_s = cost.copies_s(page_size)
+    page_s = cost.swap_s(page_size) - copy_s
+    pages = 1
+    while pages * page_s <= copy_s == cost.copies_s((pages + 1) * page_size) and pages < MOST_PER_COPY:
+        pages += 1
+    return pages
+
+
+class _Preempted(NamedTuple):
+    sequence: Sequence
+    preemptions: int
+    paused_s: float
+    action: Action
+
+    @property
+    def waits(self) -> bool:
+        sequence = self.sequence
+        # it has neither run nor paused since
+        same = (sequence.preemptions, sequence.paused_s) == (self.preemptions, self.paused_s)
+        return sequence.state is State.WAITING and same
+
+
+@final
+class PreemptedSequences:
+    """The preempted sequences whose pages are lost as slots are needed. Without a host, pages cannot be offloaded."""
+
+    def __init__(self, how: Preemption, cost: CostModel, chunk_tokens: int, page_size: int, *, has_host: bool) -> None:
+        self.how: Preemption = how  # only with "auto" are sequences added
+        self._cost = cost
+        self._chunk_tokens = chunk_tokens
+        self._page_size = page_size
+        self._has_host = has_host
+        self._waiting: list[_Preempted] = []
+
+    def add(self, sequence: Sequence) -> None:
+        """Decide how the pages of a sequence that was preempted are lost."""
+        action = Action.LOSE
+        if self._has_host:
+            action = cheaper(self._cost, sequence.context.ready, self._chunk_tokens)
+        preempted = _Preempted(sequence, sequence.preemptions, sequence.paused_s, action)
+        self._waiting = [other for other in self._waiting if other.waits and other.sequence is not sequence]
+        self._waiting.append(preempted)
+        self._waiting.sort(key=lambda preempted: -preempted.sequence.order)
+
+    def victims(self) -> Iterator[tuple[Move, int]]:
+        """Evictions of the preempted sequences, the youngest first, tail first. Each comes with the least number of pages
+        that leave together."""
+        for preempted in self._waiting:
+            if preempted.waits:
+                sequence, action = preempted.sequence, preempted.action
+                together = pages_per_copy(self._cost, self._page_size) if action is Action.SWAP else 1
+                yield Move(sequence, sequence.context.tail_first, action, "preempted"), together
 
 
 class MovedSlots(NamedTuple):
@@ -20,12 +97,19 @@ class MovedSlots(NamedTuple):
 
 @final
 class Transfers:
-    """Turns a policy's moves into page transfers of the plan being built."""
+    """The page transfers and the evictions of the plan being built."""
 
-    def __init__(self, kv: KVManager, policy: Policy, counters: SchedulerCounters) -> None:
-        self._kv = kv
-        self._policy = policy
-        self._counters = counters
+    def __init__(
+        self,
+        kv: KVManager,
+        queues: Queues,
+        fair: FairShare,
+        policy: Policy,
+        counters: SchedulerCounters,
+        preempted: PreemptedSequences,
+    ) -> None:
+        self._kv, self._queues, self._fair = kv, queues, fair
+        self._policy, self._counters, self._preempted = policy, counters, preempted
         self.observer: Observer | None = None
 
     def move_paused(self, builder: PlanBuilder) -> None:
@@ -189,6 +273,70 @@ class Transfers:
                     if self._kv.num_host_free >= num_slots:
                         victims.put_back(move)
                         return
+
+    # -- slots of the device ---------------------------------------------------------------------------------------
+
+    def free_slot(self, builder: PlanBuilder, sequence: Sequence, most: int, position: int) -> bool:
+        """Free a device slot for a running sequence, up to `most` if paused contexts have as many; False: it must wait."""
+        # `position` is the sequence's first token to compute that has no page
+        running, may_evict, context = self._queues.running, not self._policy.protects_paused, sequence.context
+        if self._kv.free_slot(context, position) or (may_evict and self._evict(builder, most, context, position)):
+            return True
+        while running:
+            last = self._fair.service_order()[-1] if builder.tenants_compete else running[-1]
+            if last is sequence or last.planned:
+                break
+            self.preempt(builder, last)
+            if self._kv.free_slot(context, position) or (may_evict and self._evict(builder, most, context, position)):
+                return True
+        if running[0] is sequence and not may_evict and self._evict(builder, most, context, position):
+            return True
+        builder.stalled = True
+        return False
+
+    def preempt(self, builder: PlanBuilder, sequence: Sequence) -> None:
+        """Send a running sequence back to the waiting queue, and move its pages as `preemption` says."""
+        self.set_aside(sequence, builder.now)
+        builder.victims = None
+        if self._preempted.how == "policy":
+            self.move_paused(builder)
+        elif self._preempted.how != "auto":
+            action = Action.SWAP if self._preempted.how == "swap" else Action.LOSE
+            self.force_out(builder, sequence, action)
+
+    def set_aside(self, sequence: Sequence, now: float) -> None:
+        """Send a running sequence back to the waiting queue; its pages stay and may be evicted."""
+        self._queues.wait(sequence)
+        self._kv.release(sequence.context)
+        self._counters.preempt(sequence)
+        if self._preempted.how == "auto":
+            self._preempted.add(sequence)
+        elif self._preempted.how == "policy":
+            self._policy.pause(sequence, now)
+
+    def _evict(self, builder: PlanBuilder, most: int, context: Context | None = None, position: int = 0) -> bool:
+        if not self._kv.num_paused:
+            return self._kv.evict_side(context, position) > 0
+        if self._take(builder, most):
+            return True
+        builder.victims = MoveOrder(self._policy.victims(builder.now))
+        if self._take(builder, most):
+            return True
+        for move, together in self._preempted.victims():
+            if self.force(builder, move, max(most, together)).freed:
+                return True
+        return self._kv.evict_paused(most) > 0 or self._kv.evict_side(context, position) > 0
+
+    def _take(self, builder: PlanBuilder, most: int) -> int:
+        freed, victims = 0, builder.victims
+        for move in victims or ():
+            slots, rest = self.move(builder, move, most - freed)
+            freed += slots
+            if freed >= most:
+                if rest and victims is not None:
+                    victims.put_back(move._replace(pages=rest))
+                break
+        return freed
 
 
 @final

@@ -1,9 +1,10 @@
-"""The waste of an interception under each way of treating its context: InferCept's equations (1) to (5), one function each,
-and our own (6), the return of pages from a disk.
+"""The waste of an interception under each way of treating its context: InferCept's equations (2) and (4), which its policy
+compares (5), and our own (6), the return of pages from a disk.
 
 Waste is device memory held without use, times the time it is held. The KV bytes of a token cancel inside one model, so
 everything here is in token·seconds. Pure functions: no queue, no clock, no profile. The price of a step or a transfer arrives
-as a function of tokens.
+as a function of tokens. Discarding at once (1) is (4) with one chunk. Swapping while the batch waits (3) is not used: the
+engine swaps within the link's free budget, which wastes nothing.
 
 One correction to the paper: equations (1) and (4) charge the other requests the whole of `T_fwd(x)`, though they would have
 paid `T_fwd(0)` for their own decoding anyway; with an affine profile (4) would then grow with the number of chunks. Here, as
@@ -11,32 +12,6 @@ in the authors' code, others are charged only the growth `T_fwd(x) - T_fwd(0)`.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
-
-
-class Waste(NamedTuple):
-    """The expected waste of one interception, in token·seconds.
-
-    Attributes:
-        preserve: equation (2).
-        discard: equation (1) or (4).
-        swap: equation (3), or 0 for a context that moves inside the free link budget.
-    """
-
-    preserve: float
-    discard: float
-    swap: float
-
-
-def discard_waste(context: int, other_tokens: int, forward_s: Callable[[int], float]) -> float:
-    """Equation (1), discard and recompute at once: `T_fwd(C)·C + (T_fwd(C) - T_fwd(0))·C_other`, in token·seconds.
-
-    Args:
-        context: C, tokens of the intercepted context.
-        other_tokens: C_other, context tokens of the other running requests; charged the growth only (the module says why).
-        forward_s: T_fwd, seconds of an iteration by its query tokens.
-    """
-    return forward_s(context) * context + _growth_s(context, forward_s) * other_tokens
 
 
 def preserve_waste(duration_s: float, context: int) -> float:
@@ -47,17 +22,6 @@ def preserve_waste(duration_s: float, context: int) -> float:
         context: C, tokens of the intercepted context.
     """
     return duration_s * context
-
-
-def swap_waste(context: int, batch_context: int, swap_s: Callable[[int], float]) -> float:
-    """Equation (3), move the context out and back while the whole batch waits: `2·T_swap(C)·C_batch`, in token·seconds.
-
-    Args:
-        context: C, tokens of the intercepted context.
-        batch_context: C_batch, context tokens of the whole batch.
-        swap_s: T_swap, seconds to move the KV of a context one way, by its tokens.
-    """
-    return 2.0 * swap_s(context) * batch_context
 
 
 def chunked_discard_waste(
@@ -90,14 +54,6 @@ def return_s(recompute_s: float, disk_s: float, swap_s: float) -> float:
         swap_s: T_swap, seconds to move them from there to the device.
     """
     return min(recompute_s, disk_s + swap_s)
-
-
-def least_waste(waste: Waste) -> float:
-    """Equation (5): the lesser of (2) and (4), in token·seconds; (4) where (2) is NaN.
-
-    Swap inside the free budget wastes nothing and is handed out before, to the most wasteful contexts first.
-    """
-    return waste.preserve if waste.preserve <= waste.discard else waste.discard
 
 
 def chunk_tokens(saturation: int, running_query_tokens: int, floor: int) -> int:

@@ -61,6 +61,10 @@ class ServerOptions:
     reasoning_parser: str = option(
         "auto", "how the model marks its reasoning; auto: as its template shows; none: reasoning is text"
     )
+    special_tokens_in_text: bool = option(
+        False,
+        "names of special tokens in messages become these tokens, so that any text in them can begin a system turn",
+    )
     tools: tuple[str, ...] = option(
         (), "a file of tools, .toml or .py, that the server runs for requests that ask for them; see docs/tools.md"
     )

@@ -144,6 +144,7 @@ class Service(ServedState):
             tool_call_parser=self.options.tool_call_parser,
             reasoning_parser=None if self.options.reasoning_parser == "none" else self.options.reasoning_parser,
             max_prompt_chars=self.max_prompt_chars,
+            special_tokens_in_text=self.options.special_tokens_in_text,
             **more,
         )
 

@@ -1,35 +1,29 @@
 """Runs a policy or an order through scenarios that break wrong ones: simulations that check their pages after every step."""
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from itertools import product
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import count, product
 from random import Random
 from typing import Any, NamedTuple, cast, final
 
-from jinfercept.engine.engine import Engine
+from jinfercept.engine.meter.request_log import LogEvent, Passed, RequestLog
 from jinfercept.errors import ConfigError, PluginError, describe_failure
-from jinfercept.outputs import RequestOutput
-from jinfercept.request import FollowUp, Request
-from jinfercept.sampling_params import SamplingParams
-from jinfercept.sched.guards import guard
-from jinfercept.sched.order import Order
-from jinfercept.sched.orders import OrderChoice, check_order_choice, make_order
-from jinfercept.sched.plugins import has_members, label
+from jinfercept.sched.orders import Order, OrderChoice, check_order_choice, make_order
+from jinfercept.sched.plugins import guard, has_members, label
 from jinfercept.sched.policies import PolicyChoice, PolicyInputs, check_choice
 from jinfercept.sched.policy import Move, Policy
 from jinfercept.sched.profile import Profile
-from jinfercept.sched.sequence import Sequence, State
-from jinfercept.sim.arrivals import Arrival
-from jinfercept.sim.scripted import ScriptedDispatcher, drive, make_request, one_prompt_tokens, plain_tokens
-from jinfercept.sim.simulation import Simulation, reads_durations
-from jinfercept.sim.simulator import VirtualClock
-from jinfercept.sim.workload import Script, Segment
+from jinfercept.sched.sequence import Sequence as RequestSequence
+from jinfercept.sched.sequence import State
+from jinfercept.sim.agent_sessions import ScriptedSession, ScriptedTurn
+from jinfercept.sim.scripted import SessionLoad
+from jinfercept.sim.simulation import Simulation
+from jinfercept.sim.workload import Arrival, Script, Segment
 
 MAX_STEPS = 4000
 """Steps of the engine after which requests of a scenario are taken to starve. The built-in policies need a tenth."""
 PAGE_SIZE, MAX_SEQS, BUCKETS = 4, 3, (4, 12)
-FOLLOW_UP_TOKENS = 4
 
 
 class PolicyCheckError(AssertionError):
@@ -40,17 +34,17 @@ class PolicyCheckError(AssertionError):
 class _OfferedPages:
     def __init__(self, policy: Policy, name: str) -> None:
         self._policy, self._name = policy, name
-        self._paused: dict[str, Sequence] = {}
+        self._paused: dict[str, RequestSequence] = {}
         self._shared: dict[str, set[int]] = {}  # indexes of pages that several contexts had, by sequence
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._policy, name)
 
-    def pause(self, sequence: Sequence, now: float) -> None:
+    def pause(self, sequence: RequestSequence, now: float) -> None:
         self._paused[sequence.id] = sequence
         self._policy.pause(sequence, now)
 
-    def resume(self, sequence: Sequence, now: float) -> None:
+    def resume(self, sequence: RequestSequence, now: float) -> None:
         self._paused.pop(sequence.id, None)
         self._policy.resume(sequence, now)
 
@@ -111,91 +105,82 @@ def check_policy(policy: PolicyChoice, order: OrderChoice = "fcfs") -> PolicyRep
     check_choice(policy)
     check_order_choice(order)
     played = [
-        _play(f"{title}, pipeline depth {depth}", scenario, depth, policy, order)
-        for title, scenario in scenarios()
+        _play(f"{scenario.title}, pipeline depth {depth}", scenario, depth, policy, order)
+        for scenario in scenarios()
         for depth in (0, 1)
     ]
     return PolicyReport(label(policy), len(played), sum(played))
 
 
-@dataclass(frozen=True)
-class Scenario:
-    """The requests and the machine of a check. A sequence may be as long as the pool."""
+class Scenario(NamedTuple):
+    """A machine without its policy, and its requests."""
 
-    arrivals: tuple[Arrival, ...]
-    estimator: str = "elapsed"
-    num_pages: int = 12
-    num_host_pages: int = 8
-    link_tokens_per_s: float = 800.0  # each way
-    whole_prompts: bool = False
-    one_prompt: bool = False  # all prompts begin alike, as far as the shorter one goes, so that contexts share pages
-    aborts: tuple[tuple[float, int], ...] = ()  # the second of each abort, and the number of the request
-    # each request that ends is followed at once by another one, which extends its retained context
-    follow_ups: bool = False
-
-    def machine(self, depth: int, policy: PolicyChoice, order: OrderChoice) -> Simulation:
-        longest, link = self.num_pages * PAGE_SIZE, self.link_tokens_per_s
-        profile = Profile(
-            name="small",
-            source="paper",
-            fixed_s=0.010,
-            per_query_s=1e-4,
-            per_context_s=1e-6,
-            saturation=BUCKETS[-1],
-            link_out_tokens_per_s=link,
-            link_in_tokens_per_s=link,
-            link_both_tokens_per_s=link,
-            kv_bytes_per_token=1,
-        )
-        return Simulation(
-            profile,
-            policy,
-            self.estimator,
-            duration_s=math.inf,
-            kv_tokens=longest,
-            host_tokens=self.num_host_pages * PAGE_SIZE,
-            page_size=PAGE_SIZE,
-            max_num_seqs=MAX_SEQS,
-            max_model_len=longest,
-            chunked_prefill=not self.whole_prompts,
-            buckets=(*BUCKETS, max(longest, BUCKETS[-1] + 1)) if self.whole_prompts else BUCKETS,
-            prefix_caching=True,
-            order=order,
-            depth=depth,
-        )
+    title: str
+    arrivals: Sequence[Arrival] | SessionLoad
+    machine: Simulation
 
 
-def scenarios() -> Iterator[tuple[str, Scenario]]:
-    """The scenarios of `check_policy`, with their titles."""
+def _machine(num_pages: int = 12, num_host_pages: int = 8, link_tokens_per_s: float = 800.0, **more: Any) -> Simulation:
+    # a sequence may be as long as the pool
+    longest = num_pages * PAGE_SIZE
+    profile = Profile(
+        name="small",
+        source="paper",
+        fixed_s=0.010,
+        per_query_s=1e-4,
+        per_context_s=1e-6,
+        saturation=BUCKETS[-1],
+        link_out_tokens_per_s=link_tokens_per_s,
+        link_in_tokens_per_s=link_tokens_per_s,
+        link_both_tokens_per_s=link_tokens_per_s,
+        kv_bytes_per_token=1,
+    )
+    options = {"duration_s": math.inf, "chunked_prefill": True, "buckets": BUCKETS} | more
+    return Simulation(
+        profile,
+        "lru",
+        kv_tokens=longest,
+        host_tokens=num_host_pages * PAGE_SIZE,
+        page_size=PAGE_SIZE,
+        max_num_seqs=MAX_SEQS,
+        max_model_len=longest,
+        prefix_caching=True,
+        check=True,
+        **options,
+    )
+
+
+def scenarios() -> Iterator[Scenario]:
+    """The scenarios of `check_policy`."""
     rng = Random(0)
-    yield "a pool that holds all", Scenario(_drawn(rng, 6, 40), num_pages=80, num_host_pages=40)
+    yield Scenario("a pool that holds all", _drawn(rng, 40), _machine(80, 40))
     for number, (host, link) in enumerate(product((0, 3, 40), (1.0, 800.0, 1e6))):
-        estimator = ("elapsed", "history", "oracle")[number % 3]
-        machine = f"a pool too small, {host} host pages, a link of {link:g} tokens/s"
-        sizes = {"num_pages": rng.randint(8, 14), "num_host_pages": host, "link_tokens_per_s": link}
-        yield machine, Scenario(_drawn(rng, 6, 4 * sizes["num_pages"]), estimator=estimator, **sizes)
+        estimator, num_pages = ("elapsed", "history", "oracle")[number % 3], rng.randint(8, 14)
+        title = f"a pool too small, {host} host pages, a link of {link:g} tokens/s"
+        yield Scenario(title, _drawn(rng, 4 * num_pages), _machine(num_pages, host, link, estimator=estimator))
     returning = Script("chat", 9, (Segment(3, 5.0, 6), Segment(2, 5.0, 6), Segment(4, None, 0)))
     for pages in (9, 20):
-        yield (
-            "all requests returning at once",
-            Scenario(7 * (Arrival(0.0, returning),), num_pages=pages, num_host_pages=12),
-        )
+        yield Scenario("all requests returning at once", 7 * (Arrival(0.0, returning),), _machine(pages, 12))
     hung = Script("chat", 12, (Segment(2, math.inf, 0), Segment(1, None, 0)))
     whole_pool = Script("math", 20, (Segment(3, 0.1, 5), Segment(20, None, 0)))
     never = (*(6 * (Arrival(0.0, hung),)), Arrival(1.0, whole_pool), Arrival(1.0, whole_pool))
-    yield "calls that never return, then requests that need the whole pool", Scenario(never, num_host_pages=5)
-    yield "calls that never return, whole prompts", Scenario(never, num_host_pages=0, whole_prompts=True)
-    aborts = tuple((0.3 * number, number) for number in range(6))
-    yield "requests aborted while they wait and while they are paused", Scenario(_drawn(rng, 6, 40), aborts=aborts)
-    yield "prompts that share pages", Scenario(_drawn(rng, 6, 40), one_prompt=True)
-    yield "follow-ups that extend retained contexts", Scenario(_drawn(rng, 6, 24), follow_ups=True)
-    tenants = enumerate(_drawn(rng, 6, 40))
-    of_tenants = (Arrival(at_s, script._replace(tenant=str(number % 3))) for number, (at_s, script) in tenants)
-    yield "three tenants", Scenario(tuple(of_tenants))
+    yield Scenario("calls that never return, then requests that need the whole pool", never, _machine(12, 5))
+    whole = _machine(12, 0, chunked_prefill=False, buckets=(*BUCKETS, 12 * PAGE_SIZE))
+    yield Scenario("calls that never return, whole prompts", never, whole)
+    for duration_s in (0.2, 0.6, 1.5):
+        machine = _machine(duration_s=duration_s, drain_s=0.0)
+        yield Scenario("requests aborted while they wait and while they are paused", _drawn(rng, 40), machine)
+    load = SessionLoad(_conversations(rng), seed=0, live=5, duration_s=1.0)
+    yield Scenario("follow-ups of conversations that share pages", load, _machine())
+    tenants = [arrival.script._replace(tenant=str(number % 3)) for number, arrival in enumerate(_drawn(rng, 40))]
+    yield Scenario(
+        "three tenants", [Arrival(0.1 * number, script) for number, script in enumerate(tenants)], _machine()
+    )
 
 
-def _drawn(rng: Random, count: int, max_context: int) -> tuple[Arrival, ...]:
-    return tuple(Arrival(rng.choice((0.0, 0.0, 0.03, 0.3, 2.0)), _script(rng, max_context)) for _ in range(count))
+def _drawn(rng: Random, max_context: int) -> list[Arrival]:
+    times = sorted(rng.choice((0.0, 0.0, 0.03, 0.3, 2.0)) for _ in range(6))
+    return [Arrival(at_s, _script(rng, max_context)) for at_s in times]
 
 
 def _script(rng: Random, max_context: int) -> Script:
@@ -211,49 +196,18 @@ def _script(rng: Random, max_context: int) -> Script:
     return Script(rng.choice(("math", "chat")), prompt, (*segments, Segment(min(room, 9), None, 0)))
 
 
-@final
-class _Clients:
-    def __init__(self, scenario: Scenario, engine: Engine, clock: VirtualClock) -> None:
-        self._scenario, self._engine, self._clock = scenario, engine, clock
-        self._coming = sorted(enumerate(scenario.arrivals), key=lambda entry: entry[1].at_s)
-        self._aborts, self._following = sorted(scenario.aborts), list[Request]()
-        self._write = one_prompt_tokens if scenario.one_prompt else plain_tokens
-        self._num_steps = 0
-        self.outputs: dict[int, RequestOutput] = {}  # by the request's number, aborted ones too
-
-    @property
-    def next_s(self) -> float:
-        if self._following:
-            return self._clock.time
-        return min(
-            [arrival.at_s for _, arrival in self._coming[:1]] + [at_s for at_s, _ in self._aborts[:1]] + [math.inf]
-        )
-
-    def due(self, now: float) -> Iterator[Request]:
-        self._engine.check_pages()
-        self._num_steps += 1
-        if self._num_steps > MAX_STEPS:
-            raise AssertionError(f"no end after {MAX_STEPS} steps: {self._engine.scheduler.unfinished}")
-        while self._coming and self._coming[0][1].at_s <= now:
-            number, (_, script) = self._coming.pop(0)
-            request = make_request(number, script, self._write, reads_durations(self._scenario.estimator))
-            yield replace(request, tenant=script.tenant, follow_up=FollowUp() if self._scenario.follow_ups else None)
-        while self._aborts and self._aborts[0][0] <= now:
-            self._engine.abort(str(self._aborts.pop(0)[1]))
-        yield from self._following
-        self._following = []
-
-    def ended(self, output: RequestOutput) -> None:
-        number, count = int(output.request_id), len(self._scenario.arrivals)
-        self.outputs[number] = output
-        prompt = (*output.prompt_token_ids, *output.outputs[0].token_ids, *plain_tokens(number, 1, 3))
-        longest = self._scenario.num_pages * PAGE_SIZE
-        if self._scenario.follow_ups and number < count and len(prompt) + FOLLOW_UP_TOKENS < longest:
-            params = SamplingParams(temperature=0.0, max_tokens=FOLLOW_UP_TOKENS, ignore_eos=True)
-            self._following.append(Request(str(number + count), prompt, params, follows=str(number)))
+def _conversations(rng: Random) -> list[ScriptedSession]:
+    sessions = list[ScriptedSession]()
+    for number in range(5):
+        first = ScriptedTurn(rng.randint(9, 16), rng.randint(2, 6), 0, 0.0, calls=number % 2 > 0)
+        kept = first.prompt + first.decode
+        second = ScriptedTurn(kept + rng.randint(1, 9), 4, kept, rng.choice((0.0, 0.1, 2.0)), calls=False)
+        sessions.append(ScriptedSession(str(number), 8, (first, second)))
+    return sessions
 
 
 def _play(title: str, scenario: Scenario, depth: int, policy: PolicyChoice, order: OrderChoice) -> int:
+    """Play a scenario and return the number of its plans."""
 
     def watched_policy(inputs: PolicyInputs) -> Policy:
         guarded = guard("policy", inputs.make(policy), Policy, label(policy))
@@ -264,38 +218,31 @@ def _play(title: str, scenario: Scenario, depth: int, policy: PolicyChoice, orde
         assert made is not None, "an order, not first come"
         return guard("order", made, Order, label(order))
 
-    machine = scenario.machine(depth, watched_policy, "fcfs" if order == "fcfs" else guarded_order)
+    steps = count()
+
+    def count_steps(event: LogEvent) -> None:
+        if isinstance(event, Passed) and next(steps) == MAX_STEPS:
+            raise AssertionError(f"no end after {MAX_STEPS} steps")
+
+    def watch(log: RequestLog, *rest: object) -> None:
+        log.tell(count_steps)
+
+    chosen_order = "fcfs" if order == "fcfs" else guarded_order
+    machine = replace(scenario.machine, policy=watched_policy, order=chosen_order, depth=depth)
     # the plug-in under test is the order, if one is given
     blamed = f"policy {label(policy)}" if order == "fcfs" else f"order {label(order)}"
-    clock = VirtualClock()
-    dispatcher = ScriptedDispatcher(clock, plain_tokens)
-    problem, cause, accounts = "", None, None
     try:
-        engine, accounts = machine.open_engine(clock, dispatcher)
-        clients = _Clients(scenario, engine, clock)
-        drive(engine, dispatcher, clock, clients, machine.most_s, lambda now, end: None)
-        engine.check_pages()
-        problem = next((f"the {blamed} {what}" for what in _problems(clients.outputs, scenario)), "")
+        report = machine.run(scenario.arrivals, watch=watch)
     except (PolicyCheckError, PluginError) as error:
         # the engine reports what the check raises as a failure of the policy
-        problem, cause = str(error.__cause__ if isinstance(error.__cause__, PolicyCheckError) else error), error
+        problem = error.__cause__ if isinstance(error.__cause__, PolicyCheckError) else error
+        raise PolicyCheckError(f"{problem} (scenario: {title})") from error
     except Exception as error:  # that the plugin brought about
-        problem, cause = f"the {blamed} breaks the engine: {describe_failure(error)}", error
-    if accounts is None or problem:
-        raise PolicyCheckError(f"{problem} (scenario: {title})") from cause
-    return accounts.iterations
-
-
-def _problems(outputs: Mapping[int, RequestOutput], scenario: Scenario) -> Iterator[str]:
-    aborted = {number for _, number in scenario.aborts}
-    for number, output in outputs.items():
-        script = scenario.arrivals[number].script if number < len(scenario.arrivals) else None
-        if number in aborted or (script and any(segment.call_s == math.inf for segment in script.segments)):
-            continue
-        [completion] = output.outputs
-        generated, calls = (script.generated, script.calls) if script else (FOLLOW_UP_TOKENS, 0)
-        if (completion.num_generated, len(completion.interceptions)) != (generated, calls):
-            yield f"ends request {number} with {completion.num_generated} tokens of its {generated}"
+        problem = f"the {blamed} breaks the engine: {describe_failure(error)}"
+        raise PolicyCheckError(f"{problem} (scenario: {title})") from error
+    if report["unfinished"] and machine.duration_s == math.inf:
+        raise PolicyCheckError(f"the {blamed} leaves {report['unfinished']} requests unserved (scenario: {title})")
+    return report["iterations"]
 
 
 def _check_no_object(what: str, choice: object, protocol: type) -> None:

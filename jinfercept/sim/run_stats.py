@@ -18,8 +18,7 @@ from jinfercept.request import Request
 from jinfercept.sched.plan_builder import SchedulerCounters
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sim.reports import percentiles
-from jinfercept.sim.scripted import PlayedRun, RunSeconds, ever_returns, returned_tokens
-from jinfercept.sim.session_clients import SessionClients, TurnRecord
+from jinfercept.sim.scripted import PlayedRun, RunSeconds, SessionClients, TurnRecord, ever_returns, returned_tokens
 
 Report = dict[str, Any]
 """The numbers of a run, as JSON values."""

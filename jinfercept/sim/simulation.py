@@ -1,43 +1,101 @@
-"""A simulated run: latencies, waste and counts from a workload, a profile and a policy. Imports no JAX."""
+"""A simulated run: latencies, waste and counts from a workload, a profile and a policy. Imports no JAX.
+
+The engine and its scheduler are the real ones. A virtual clock replaces time, and a runner prices plans instead of executing
+them: a simulated model writes a request's `forced_output_ids`, and zeros behind them.
+"""
 
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from threading import Event
 from types import MappingProxyType
-from typing import final
+from typing import NamedTuple, final
 
+from jinfercept.engine.dispatcher import CallDispatcher
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.lifecycle import RequestLifecycle
 from jinfercept.engine.meter.counts import LIMITS, LatencyLimits
 from jinfercept.engine.meter.ledger import Prices
 from jinfercept.engine.meter.request_log import RequestLog
-from jinfercept.engine.protocols import CallDispatcher
 from jinfercept.errors import ConfigError
 from jinfercept.hooks import Text
 from jinfercept.kv.manager import KVManager
 from jinfercept.request import Request
-from jinfercept.sched.build import SchedulerLimits, plan_scheduler
 from jinfercept.sched.door import Overload
 from jinfercept.sched.estimator import ESTIMATORS, Estimator, EstimatorChoice, make_estimator
 from jinfercept.sched.orders import OrderChoice, check_order_choice
+from jinfercept.sched.plan import Masks, StepPlan, StepResult
 from jinfercept.sched.plugins import label
 from jinfercept.sched.policies import PolicyChoice, PolicyInputs, check_choice
-from jinfercept.sched.preemption import Preemption
 from jinfercept.sched.profile import Profile
+from jinfercept.sched.scheduler import SchedulerLimits, plan_scheduler
 from jinfercept.sched.sequence import PendingCall
-from jinfercept.sim.arrivals import Arrival
+from jinfercept.sched.transfers import Preemption
 from jinfercept.sim.run_stats import Report, RunStats
 from jinfercept.sim.scripted import (
-    Progress,
     ScriptedDispatcher,
+    SessionClients,
+    SessionLoad,
     drive,
     make_request,
     plain_tokens,
     play,
+    session_tokens,
 )
-from jinfercept.sim.session_clients import SessionClients, SessionLoad, session_tokens
-from jinfercept.sim.simulator import PricedRunner, VirtualClock
-from jinfercept.sim.workload import Script
+from jinfercept.sim.workload import Arrival, Script
+
+
+@final
+class VirtualClock:
+    """A clock whose time passes only by `wait`, or when it is set."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+    def wait(self, wake: Event, timeout_s: float) -> None:
+        self.time += timeout_s
+        wake.clear()
+
+
+class PricedStep(NamedTuple):
+    """A plan that is not executed, and the seconds at which it would begin and end."""
+
+    tokens: tuple[int, ...]
+    submitted_s: float
+    done_s: float
+
+
+@final
+class PricedRunner:
+    """Prices plans and lets the clock pass: a device that works off its plans one after another.
+
+    At the engine's depth 1 a plan is made and dispatched while the one before it still runs. The clock passes until a plan is
+    done when its result is collected.
+    """
+
+    def __init__(self, prices: Prices, clock: VirtualClock) -> None:
+        self._prices, self._clock = prices, clock
+        self._free_s = 0.0  # when everything that was submitted is done
+
+    def forward(self, plan: StepPlan) -> PricedStep:
+        compute_s, stall_s = self._prices(plan)
+        now = self._clock.time
+        self._free_s = max(now, self._free_s) + compute_s + stall_s
+        drawn = [chunk.sample.forced or 0 for chunk in plan.chunks if chunk.sample is not None]
+        return PricedStep(tuple(drawn), now, self._free_s)
+
+    def sample(self, forward: PricedStep, masks: Masks) -> PricedStep:
+        return forward
+
+    def collect(self, ticket: PricedStep) -> StepResult:
+        self._clock.time = max(self._clock.time, ticket.done_s)
+        return StepResult(ticket.tokens, self._clock.time - ticket.submitted_s)
+
+    def reset(self) -> None:
+        """Nothing is kept."""
 
 
 @final
@@ -113,6 +171,7 @@ class Simulation:
     limits: LatencyLimits = LIMITS  # a request that stays within them is goodput
     warm_up_s: float = 0.0  # requests and turns of these first seconds are in no latency and no goodput
     fair: bool = True  # tenants share memory·time by their weights; else all requests are one tenant's
+    check: bool = False  # assert the conservation of pages after every step
 
     def __post_init__(self) -> None:
         check_choice(self._scheduled_policy)
@@ -173,39 +232,37 @@ class Simulation:
     def run(
         self,
         arrivals: Sequence[Arrival] | SessionLoad,
-        progress: Progress = lambda now, end: None,
         watch: RunWatch | None = None,
     ) -> Report:
         """Play the arrivals, and report as `RunStats.report` or, of sessions, `RunStats.session_report`."""
         if isinstance(arrivals, SessionLoad):
-            return self._run_sessions(arrivals, progress, watch)
+            return self._run_sessions(arrivals, watch)
         requests = [(at_s, self._request(number, script)) for number, (at_s, script) in enumerate(arrivals)]
         tenant_of = {str(number): arrival.script.tenant for number, arrival in enumerate(arrivals)}
         clock = VirtualClock()
-        return self.play(requests, ScriptedDispatcher(clock, plain_tokens), clock, progress, watch, tenant_of)
+        return self.play(requests, ScriptedDispatcher(clock, plain_tokens), clock, watch, tenant_of)
 
     def play(
         self,
         requests: Sequence[tuple[float, Request]],
         dispatcher: ScriptedDispatcher,
         clock: VirtualClock,
-        progress: Progress,
         watch: RunWatch | None = None,
         tenant_of: Mapping[str, str] = MappingProxyType({}),
         open_text: Callable[[Request], Text] | None = None,
     ) -> Report:
         """Play requests at their seconds, as `run`. `open_text` makes their texts, if their calls are read there."""
         engine, accounts = self.open_engine(clock, dispatcher, open_text, watch)
-        played = play(engine, dispatcher, clock, requests, self.most_s, progress, self.host_s)
+        played = play(engine, dispatcher, clock, requests, self.most_s, self.host_s)
         counters = engine.scheduler.counters
         return self._named | accounts.report(played, requests, counters, self.kv_tokens, tenant_of, self.warm_up_s)
 
-    def _run_sessions(self, load: SessionLoad, progress: Progress, watch: RunWatch | None) -> Report:
+    def _run_sessions(self, load: SessionLoad, watch: RunWatch | None) -> Report:
         clock = VirtualClock()
         dispatcher = ScriptedDispatcher(clock, plain_tokens)
         engine, accounts = self.open_engine(clock, dispatcher, watch=watch)
         clients = SessionClients(load, session_tokens, reads_durations(self.estimator))
-        lasted = drive(engine, dispatcher, clock, clients, self.most_s, progress, self.host_s)
+        lasted = drive(engine, dispatcher, clock, clients, self.most_s, self.host_s)
         counters = engine.scheduler.counters
         return self._named | accounts.session_report(clients, lasted, counters, self.kv_tokens, self.warm_up_s)
 
@@ -244,7 +301,7 @@ class Simulation:
         accounts = RunStats(log, scheduler, prices, buckets[-1], self.limits)
         requests = RequestLifecycle(scheduler, dispatcher, clock, vocab_size=1 << 31, open_text=open_text)
         runner, wake = PricedRunner(prices, clock), threading.Event()
-        engine = Engine(requests, runner, wake, depth=self.depth)
+        engine = Engine(requests, runner, wake, depth=self.depth, check=self.check)
         engine.observe(log)
         return engine, accounts
 

@@ -14,12 +14,11 @@ from functools import partial
 from typing import NamedTuple
 
 from rich.console import Console
-from rich.progress import Progress
 
-from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.run_stats import Report
-from jinfercept.sim.session_clients import SessionLoad
+from jinfercept.sim.scripted import SessionLoad
 from jinfercept.sim.simulation import RunWatch, Simulation
+from jinfercept.sim.workload import Arrival
 
 INTERRUPTED = "interrupted"
 """The `error` of runs that Ctrl-C has ended."""
@@ -68,12 +67,10 @@ class SweepRun:
         how = f"{load.rate:.5g}/s" if load.rate else load.text
         return f"{simulation.policy_name}{order} {simulation.estimator_name} {load.workload} {how} seed {load.seed}"
 
-    def play(self, progress: Callable[[float], None] = lambda done: None, watch: RunWatch | None = None) -> Report:
-        """Simulate; an exception becomes the report's `error`. `progress` gets the simulated share a few times a second."""
+    def play(self, watch: RunWatch | None = None) -> Report:
+        """Simulate; an exception becomes the report's `error`."""
         try:
-            return self.labels | self.simulation.run(
-                self.load.arrivals, lambda now, end: progress(now / self.simulation.most_s), watch
-            )
+            return self.labels | self.simulation.run(self.load.arrivals, watch)
         except Exception as error:
             return self.failed(f"{type(error).__name__}: {error}")
 
@@ -95,37 +92,22 @@ def sweep(
 ) -> list[Report]:
     """Play all runs, those with the most requests first, and return their reports in the order of `runs`.
 
-    The console shows a bar on a terminal, elsewhere a line for each run that ends. `watch` is called for a run in this
-    process: with one job, or one run.
+    The console shows a line for each run that ends. `watch` is called for a run in this process: with one job, or one run.
     """
     reports: dict[int, Report] = {}
     order = sorted(range(len(runs)), key=lambda number: -len(runs[number].load.arrivals))
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("simulated runs", total=len(runs))
-
-        def advance(share: float) -> None:
-            progress.update(task, completed=len(reports) + share)
-
-        played = _played(runs, order, jobs) if min(jobs, len(runs)) > 1 else _here(runs, order, advance, watch)
-        try:
-            with closing(played):
-                for number, report in played:
-                    reports[number] = report
-                    advance(0.0)
-                    if not console.is_terminal:
-                        how = report.get("error") or f"{report['sim_wall_s']:.1f} s"
-                        console.print(f"{len(reports)} of {len(runs)}: {runs[number]}: {how}", soft_wrap=True)
-                    finished(runs[number], report)
-        except KeyboardInterrupt:
-            pass
+    in_processes = min(jobs, len(runs)) > 1
+    played = _played(runs, order, jobs) if in_processes else ((number, runs[number].play(watch)) for number in order)
+    try:
+        with closing(played):
+            for number, report in played:
+                reports[number] = report
+                how = report.get("error") or f"{report['sim_wall_s']:.1f} s"
+                console.print(f"{len(reports)} of {len(runs)}: {runs[number]}: {how}", soft_wrap=True)
+                finished(runs[number], report)
+    except KeyboardInterrupt:
+        pass
     return [reports.get(number) or run.failed(INTERRUPTED) for number, run in enumerate(runs)]
-
-
-def _here(
-    runs: Sequence[SweepRun], order: Sequence[int], progress: Callable[[float], None], watch: RunWatch | None
-) -> Generator[tuple[int, Report]]:
-    for number in order:
-        yield number, runs[number].play(progress, watch)
 
 
 def _played(runs: Sequence[SweepRun], order: Sequence[int], jobs: int) -> Generator[tuple[int, Report]]:

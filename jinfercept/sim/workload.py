@@ -1,20 +1,21 @@
-"""Scripts of requests: generated tokens, calls with their seconds, returned tokens.
+"""Scripts of requests: generated tokens, calls with their seconds, returned tokens; and their arrivals, a Poisson process.
 
-Scripts are loaded from a trace or generated for the six kinds of the InferCept paper (arXiv 2402.01869). Only counts and
-seconds: no text, no token ids, no arrival times.
+Scripts are loaded from a trace, generated for the six kinds of the InferCept paper (arXiv 2402.01869), or drawn by a user's own
+code, which is checked. Only counts and seconds: no text, no token ids.
 """
 
 import json
 import math
 import reprlib
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from jinfercept.errors import ConfigError, shown
+from jinfercept.errors import ConfigError, describe_failure, shown
+from jinfercept.sched.plugins import build_plugin, label, source_line
 
 
 class LogNormal(NamedTuple):
@@ -199,43 +200,62 @@ def _parsed(line: str, where: str) -> Any:
 
 
 def _script(entry: Mapping[str, Any], where: str) -> Script:
-    kind, prompt, entries = (_field(entry, name, where) for name in ("kind", "prompt", "segments"))
-    if not isinstance(kind, str):
-        raise ConfigError(f"{where}: kind is no text", got=reprlib.repr(kind), fix='for example "chat"')
-    if not isinstance(entries, list) or not entries:
-        raise ConfigError(f"{where}: no segments", got=reprlib.repr(entries), fix="give a list with at least one")
-    segments = [_segment(entry, f"{where}, segment {number}") for number, entry in enumerate(entries, 1)]
-    silent = [number for number, segment in enumerate(segments[:-1], 1) if segment.call_s is None]
-    if silent:
-        fix = "give its call_s and returned; only the last segment may lack a call"
-        raise ConfigError(f"{where}: a segment in the middle has no call", got=f"segment {silent[0]}", fix=fix)
-    if segments[-1].call_s is not None:
-        segments.append(Segment(1, None, 0))
-    return Script(kind, _count(prompt, "prompt", 1, where), tuple(segments))
+    fix = '{"kind": text, "prompt": tokens, "segments": [{"decode": tokens, "call_s": seconds, "returned": tokens}, …]}'
+    with reading(where, entry, fix):
+        segments = list[Segment]()
+        for part in entry["segments"]:
+            call_s = part.get("call_s")
+            segments.append(Segment(part["decode"], None if call_s is None else float(call_s), part.get("returned", 0)))
+        if segments and segments[-1].call_s is not None:
+            segments.append(Segment(1, None, 0))
+        script = Script(entry["kind"], entry["prompt"], tuple(segments))
+        if problem := problem_of(script):
+            raise ValueError(problem)
+        return script
 
 
-def _segment(entry: Any, where: str) -> Segment:
-    decode = _count(_field(entry, "decode", where), "decode", 1, where)
-    if entry.get("call_s") is None and not entry.get("returned"):
-        return Segment(decode, None, 0)
-    call_s = _field(entry, "call_s", where)
-    if not isinstance(call_s, int | float) or isinstance(call_s, bool) or not 0 <= call_s <= sys.float_info.max:
-        raise ConfigError(f"{where}: call_s is not a time", got=reprlib.repr(call_s), fix="seconds, at least 0")
-    return Segment(decode, float(call_s), _count(_field(entry, "returned", where), "returned", 0, where))
+@contextmanager
+def reading(where: str, entry: object, fix: str) -> Iterator[None]:
+    """Make a `ConfigError` with the place of an entry of a trace of whatever reading it raises."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        missing = f"{error} is missing" if isinstance(error, KeyError) else error
+        raise ConfigError(f"{where} cannot be read: {missing}", got=reprlib.repr(entry), fix=fix) from None
 
 
-def _field(entry: object, name: str, where: str) -> Any:
-    if not isinstance(entry, dict) or name not in entry:
-        got = list(entry) if isinstance(entry, dict) else reprlib.repr(entry)
-        raise ConfigError(f"{where}: {name} is missing", got=got, fix=f'write an object with "{name}"')
-    return entry[name]
-
-
-def _count(value: object, name: str, least: int, where: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST_TOKENS:
-        fix = f"from {least} to {MOST_TOKENS:,}"
-        raise ConfigError(f"{where}: {name} is no number of tokens", got=reprlib.repr(value), fix=fix)
+def checked_number(value: Any) -> float:
+    """A number from a trace, from 0 to `MOST_TOKENS`. Raises `ValueError` or `TypeError` for any other value."""
+    if isinstance(value, bool) or not 0 <= value <= MOST_TOKENS:
+        raise ValueError(f"{reprlib.repr(value)} is no number from 0 to {MOST_TOKENS:,}")
     return value
+
+
+def problem_of(script: object) -> str:
+    """Why a script cannot be played; "" if it can."""
+    if not isinstance(script, Script) or not isinstance(script.kind, str):
+        return "no Script"
+    if not _is_count(script.prompt, 1):
+        return f"a prompt of no tokens from 1 to {MOST_TOKENS:,}"
+    if not script.segments or not all(map(_is_playable, script.segments)):
+        return "a segment that generates nothing, returns no number of tokens, or whose call lasts no time"
+    calls = [segment.call_s is not None for segment in script.segments]
+    if calls != [True] * (len(calls) - 1) + [False]:
+        return "segments of which not exactly the last has no call"
+    return ""
+
+
+def _is_playable(segment: object) -> bool:
+    if not isinstance(segment, Segment) or not _is_count(segment.decode, 1) or not _is_count(segment.returned, 0):
+        return False
+    call_s = segment.call_s
+    return call_s is None or (not isinstance(call_s, bool) and isinstance(call_s, int | float) and call_s >= 0)
+
+
+def _is_count(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= MOST_TOKENS
 
 
 def from_trace(scripts: Sequence[Script], rng: Random) -> Callable[[], Script]:
@@ -281,3 +301,90 @@ def _tokens(distribution: LogNormal, request: float, value: float, share: float 
 def draw(workload: str, rng: Random, weights: Mapping[str, float] = MIXED_WEIGHTS) -> Script:
     """A request of one kind, or of the "mixed" kinds by their weights. Raises `ConfigError` as `generate`."""
     return generate(rng.choices(list(weights), list(weights.values()))[0] if workload == "mixed" else workload, rng)
+
+
+MOST_ARRIVALS = 1_000_000
+"""Limit on the expected arrivals of a run, since all of them are in memory."""
+
+
+class Arrival(NamedTuple):
+    """A request, and the second at which it arrives, counted from the start of the run."""
+
+    at_s: float
+    script: Script
+
+
+def arrivals(draw: Callable[[], Script], rate: float, duration_s: float, rng: Random) -> list[Arrival]:
+    """The arrivals of `duration_s` seconds, in order; there may be none. Raises `ConfigError` as `arrival_times`."""
+    # each request is drawn after its time
+    return [Arrival(at_s, draw()) for at_s in arrival_times(rate, duration_s, rng)]
+
+
+def arrival_times(rate: float, duration_s: float, rng: Random) -> Iterator[float]:
+    """The seconds below `duration_s` at which requests arrive, at a rate per second, in order, each drawn when it is asked
+    for.
+
+    Raises `ConfigError` unless both are above 0 and bring at most `MOST_ARRIVALS`.
+    """
+    for name, value in (("rate", rate), ("duration_s", duration_s)):
+        if not 0 < value < math.inf:
+            raise ConfigError(f"{name} of arrivals is out of range", got=value, fix="a finite number above 0")
+    if rate * duration_s > MOST_ARRIVALS:
+        got, fix = f"{rate:g} requests/s for {duration_s:g} s", f"at most {MOST_ARRIVALS:,}, rate times duration"
+        raise ConfigError("too many requests would arrive", got=got, fix=fix)
+    at_s = rng.expovariate(rate)
+    while at_s < duration_s:
+        yield at_s
+        at_s += rng.expovariate(rate)
+
+
+class Workload(Protocol):
+    """Draws requests. A function of a `Random` is one, and so is an object that can be called with it."""
+
+    def __call__(self, rng: Random) -> Script:
+        """The next request; called once for each arrival, in order. All randomness must come from `rng`, so that a seed
+        repeats a run."""
+        ...
+
+
+type WorkloadChoice = str | Workload | type[Workload]
+"""A place, `path.py:Name` or `package.module:Name`; a class, which is made anew for every seed and rate; or a workload."""
+
+
+@dataclass(frozen=True)
+class OwnWorkload:
+    """A user's workload, whose requests must have fewer than `max_model_len` tokens.
+
+    Raises `ConfigError` if there is no such workload, it raises, or it draws a request that cannot be played.
+    """
+
+    choice: WorkloadChoice
+    max_model_len: int
+
+    def __post_init__(self) -> None:
+        self.drawer(Random(0))()
+
+    def drawer(self, rng: Random) -> Callable[[], Script]:
+        name = label(self.choice)
+        draw = build_plugin("workload", self.choice, Workload)
+        if not callable(draw):
+            fix = "a function of a Random, or a class whose objects are called with one"
+            raise ConfigError(
+                "a workload must be callable and return a Script", got=f"{name}, a {type(draw).__name__}", fix=fix
+            )
+
+        def drawn() -> Script:
+            try:
+                script = draw(rng)
+            except Exception as error:  # it is the user's
+                got = describe_failure(error) + source_line(error, __file__)
+                raise ConfigError(f"the workload {name} raises", got=got, fix="correct it") from error
+            problem = problem_of(script)
+            if not problem and script.context >= self.max_model_len:
+                problem = f"a request of {script.context} tokens, where fewer than {self.max_model_len} fit"
+            if problem:
+                fix = "Script(kind, prompt, (Segment(decode, call_s, returned), …, Segment(decode, None, 0)))"
+                raise ConfigError(f"the workload {name} draws {problem}", got=f"{script!r:.200}", fix=fix)
+            return script
+
+        return drawn

@@ -16,12 +16,11 @@ from jinfercept.config import CHOICES, EngineConfig, RestartOptions
 from jinfercept.cpu_kernels.ordered_attention import fewest_rows
 from jinfercept.engine.adapter_table import AdapterTable
 from jinfercept.engine.disk_contexts import DiskContexts
-from jinfercept.engine.dispatcher import Dispatcher
+from jinfercept.engine.dispatcher import Dispatcher, RealClock
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.lifecycle import RequestLifecycle
 from jinfercept.engine.meter.engine_stats import EngineStats
 from jinfercept.engine.meter.request_log import RequestLog
-from jinfercept.engine.protocols import RealClock
 from jinfercept.engine.thread import EngineThread
 from jinfercept.errors import ConfigError, refuse_any
 from jinfercept.kv.manager import KVManager
@@ -31,15 +30,15 @@ from jinfercept.models.load import dtype_name
 from jinfercept.models.protocol import ModelDimensions, Params, ServedModel, num_draft_layers, states_of
 from jinfercept.models.quantized import is_quantized
 from jinfercept.runner.disk_pages import DiskPages
-from jinfercept.runner.hosts.lockstep import LeadingRunner
+from jinfercept.runner.hosts.group import LeadingRunner
 from jinfercept.runner.pools import Pool
 from jinfercept.runner.runner import ForwardTicket, ModelRunner, StepTicket
 from jinfercept.runner.shape import RunnerShape
-from jinfercept.sched.build import SchedulerBuild, SchedulerLimits, plan_scheduler
 from jinfercept.sched.estimator import make_estimator
 from jinfercept.sched.orders import check_order_choice
 from jinfercept.sched.policies import check_choice
 from jinfercept.sched.profile import Profile
+from jinfercept.sched.scheduler import SchedulerBuild, SchedulerLimits, plan_scheduler
 from jinfercept.sched.speculation import SpeculationLimits
 from jinfercept.start.disk_tier import DiskTier
 from jinfercept.start.memory import MemoryPlan

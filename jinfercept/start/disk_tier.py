@@ -14,7 +14,7 @@ import numpy as np
 
 from jinfercept.config import CacheOptions, EngineConfig
 from jinfercept.errors import ConfigError
-from jinfercept.kv.disk.store import DiskStore
+from jinfercept.kv.disk import DiskStore
 from jinfercept.models.adapted import without_adapters
 from jinfercept.models.protocol import ModelDimensions, Params
 from jinfercept.sched.profile import Profile
@@ -36,13 +36,12 @@ class DiskTier(NamedTuple):
 def open_store(cache: CacheOptions) -> DiskStore | None:
     """The store that the options ask for. Raises `ConfigError` if its folder cannot be used."""
     if cache.kv_disk is None:
-        if cache.kv_disk_space is not None or cache.kv_disk_writes is not None:
-            raise ConfigError("these options need kv_disk", got="no kv_disk", fix="name its folder in kv_disk")
+        if cache.kv_disk_space is not None:
+            raise ConfigError("kv_disk_space needs kv_disk", got="no kv_disk", fix="name its folder in kv_disk")
         return None
     path = Path(cache.kv_disk).expanduser()
-    daily_bytes = None if cache.kv_disk_writes is None else cache.kv_disk_writes * _GIB
     space_bytes = _half_of_free(path) if cache.kv_disk_space is None else int(cache.kv_disk_space * _GIB)
-    return DiskStore(path, space_bytes, daily_bytes=daily_bytes)
+    return DiskStore(path, space_bytes)
 
 
 def identity_of(model: ModelDimensions, params: Params, config: EngineConfig) -> bytes:
@@ -69,13 +68,12 @@ def priced(profile: Profile, store: DiskStore, token_bytes: float) -> Profile:
         raise ConfigError("kv_disk cannot be measured", got=error, fix="give a folder on a disk that works") from None
     used = store.occupancy()
     log.info(
-        "disk tier: %.1f of %.1f GiB hold contexts; reads %.2f GB/s after %.1f ms, writes %.2f GB/s, at most %.0f GiB a day",
+        "disk tier: %.1f of %.1f GiB hold contexts; reads %.2f GB/s after %.1f ms, writes %.2f GB/s",
         used.used_bytes / _GIB,
         used.total_bytes / _GIB,
         speed.read_bytes_per_s / 1e9,
         speed.latency_s * 1e3,
         speed.write_bytes_per_s / 1e9,
-        store.budget.bytes_per_day / _GIB,
     )
     return replace(
         profile,

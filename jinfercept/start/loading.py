@@ -20,8 +20,7 @@ from jinfercept.models.mesh import ModelMesh
 from jinfercept.models.model import Model
 from jinfercept.models.model_directory import read_json
 from jinfercept.models.protocol import Params, ServedModel, num_draft_layers
-from jinfercept.runner.drafting import ModelDrafter
-from jinfercept.runner.runner import ModelRunner
+from jinfercept.runner.runner import ModelDrafter, ModelRunner
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.start.backend import on_devices

@@ -10,9 +10,9 @@ from typing import Any, NoReturn, final
 from jinfercept.engine.adapter_table import AdapterTable
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.meter.engine_stats import EngineStats
-from jinfercept.engine.process_end import ending_at_exit, interrupts_held_back
 from jinfercept.engine.state import EngineState
 from jinfercept.engine.streaming import AsyncStream
+from jinfercept.engine.thread import ending_at_exit, interrupts_held_back
 from jinfercept.errors import ConfigError, EngineError, RequestError
 from jinfercept.models.adapted import without_adapters
 from jinfercept.models.in_memory import Replacement

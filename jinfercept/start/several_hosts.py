@@ -16,9 +16,8 @@ import jax
 from jinfercept.config import CHOICES, EngineConfig, EngineOptions
 from jinfercept.errors import ConfigError
 from jinfercept.models.model_directory import is_hub_id
-from jinfercept.runner.hosts.group import HostGroup, meet
-from jinfercept.runner.hosts.lockstep import HostRunner, end_after_host_0, follow
-from jinfercept.runner.hosts.placement import TOKEN_VARIABLE, Placement, place
+from jinfercept.runner.hosts.group import HostGroup, HostRunner, end_after_host_0, follow, meet
+from jinfercept.runner.hosts.link import TOKEN_VARIABLE, Placement, place
 from jinfercept.runner.hosts.wire import VERSION
 from jinfercept.sched.plugins import label
 from jinfercept.version import __version__

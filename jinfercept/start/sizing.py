@@ -20,8 +20,8 @@ from jinfercept.models.protocol import Params, ServedModel, num_draft_layers, st
 from jinfercept.models.quantized import is_quantized, weights_of
 from jinfercept.pallas.layouts.interleaved import INTERLEAVED_ON
 from jinfercept.pallas.layouts.kv_rows import BYTES
-from jinfercept.pallas.tpu_attention import tables_fit
-from jinfercept.runner.assistant import as_assistant
+from jinfercept.pallas.tpu_kernels import tables_fit
+from jinfercept.runner.draft_layer import as_assistant
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.runner.steps import step_bytes
 from jinfercept.sched.profile import Profile
@@ -136,7 +136,6 @@ def profile_settings(
         **({} if shape.pinned_memory else {"pinned_memory": False}),
         **({"windows": "in a pool of their own"} if shape.num_window_pages else {}),
         "attention": config.advanced.attention,
-        "joined_decode": config.advanced.joined_decode,
         "device": device if len(devices) == 1 else f"{len(devices)} x {device}",
         "processors": num_processors(),
         "jax": jax.__version__,
@@ -252,7 +251,6 @@ def _runner_shape(model: ServedModel, num_pages: int, max_model_len: int, config
         layers_per_step=layers_per_step(model, config),
         staging_pages=staging_pages(config, platform),
         pinned_memory=config.advanced.pinned_memory,
-        joined_decode=config.advanced.joined_decode,
         kv_cache_dtype=config.cache.kv_cache_dtype,
         num_drafts=drafts.num_speculative_tokens,
         is_assisted=drafts.method == "mtp" and drafts.model is not None,

@@ -17,18 +17,17 @@ from jax.sharding import Mesh
 from jinfercept.chat.tokenizer.load import load_tokenizer
 from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.config import ALIASES, OPTIONS, EngineConfig
-from jinfercept.engine.process_end import ending_at_exit
+from jinfercept.engine.thread import ending_at_exit
 from jinfercept.errors import ConfigError, ModelError, shown
-from jinfercept.kv.disk.store import DiskStore
+from jinfercept.kv.disk import DiskStore
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.jax_settings import own_settings
 from jinfercept.models.load import locate, read_config
 from jinfercept.models.mesh import ModelMesh
 from jinfercept.models.protocol import ModelDimensions, Params, ServedModel
-from jinfercept.runner.assistant import as_assistant
+from jinfercept.runner.draft_layer import as_assistant
 from jinfercept.runner.executables import Progress, silent
-from jinfercept.runner.hosts.group import HostGroup
-from jinfercept.runner.hosts.lockstep import LeadingRunner
+from jinfercept.runner.hosts.group import HostGroup, LeadingRunner
 from jinfercept.runner.runner import ModelRunner
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.sched.named_profiles import load_profile

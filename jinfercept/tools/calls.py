@@ -1,4 +1,4 @@
-"""What all tools share: a queue, a timeout, parsed arguments and a limit on the size of results.
+"""What all tools share: a queue, a timeout, arguments that are parsed and checked, and a limit on the size of results.
 
 An endpoint is a function of a call. Its exceptions become results that the model reads.
 """
@@ -11,9 +11,7 @@ from typing import Any, final
 
 from jinfercept.calls import Tool
 from jinfercept.chat.function_tools import ChatTool
-from jinfercept.engine.current_call import CURRENT_CALL, AtOnce, CurrentCall
-from jinfercept.engine.tool_executor import ToolExecutor
-from jinfercept.engine.tool_run import ToolRun
+from jinfercept.engine.tool_executor import CURRENT_CALL, AtOnce, CurrentCall, ToolExecutor, ToolRun
 from jinfercept.sched.tenants import FairSlots
 from jinfercept.tools.tool_tables import Limits, Place
 from jinfercept.values import strict_json
@@ -105,7 +103,7 @@ def endpoint_tool(
             waited_s = (expires_s if begun_s is None else begun_s) - came_s
             waiting_note = f", of which other calls took {waited_s:.1f}" if 2 * waited_s > limits.timeout_s else ""
             raise TimeoutError(f"{limits.late} {limits.timeout_s:g} s{waiting_note}") from error
-        return text
+        return _cut(text, limits.max_result_bytes)
 
     def begin_call(arguments: str) -> ToolRun[str]:
         expires_s = time.monotonic() + limits.timeout_s
@@ -115,6 +113,13 @@ def endpoint_tool(
     timeout_s = limits.timeout_s + _GRACE_S
     tool = Tool(AtOnce(begin_call), name=name, timeout_s=timeout_s, max_result_tokens=limit, calls=limits.calls)
     return ChatTool(declaration, tool)
+
+
+def _cut(text: str, max_bytes: int | None) -> str:
+    if max_bytes is None or len(data := text.encode(errors="replace")) <= max_bytes:
+        return text
+    note = f" ... (cut: {len(data)} bytes, {max_bytes} allowed)"
+    return data[: max(0, max_bytes - len(note))].decode(errors="ignore") + note
 
 
 def _object(arguments: str) -> dict[str, Any]:

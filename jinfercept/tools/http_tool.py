@@ -1,4 +1,4 @@
-"""HTTP endpoints as tools: requests built from arguments, sent only to allowed hosts.
+"""HTTP endpoints as tools: requests built from arguments, sent only to allowed hosts, retried if the method is idempotent.
 
 Private addresses are allowed only for hosts that the table names.
 """
@@ -143,8 +143,11 @@ def is_address(host: str) -> bool:
     return True
 
 
+_IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
 _BODILESS = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})
+_TRANSIENT = frozenset({502, 503, 504})
 _MAX_REDIRECTS = 5
+_FIRST_PAUSE_S = 0.2
 _SHOWN_CHARS = 500
 _PLACE = re.compile(r"\{(\w+)\}")
 
@@ -157,7 +160,7 @@ class HttpTool:
         self._table, self._tls = table, httpx2.create_ssl_context()
         self.parameters = table.parameters or texts(names_in([table.url, table.body]))
         self._check = check_of(self.parameters, place)
-        self.url = url = _check_url(table, place)  # with arguments that stand in for those of a call
+        url = _check_url(table, place)
         self._headers = {name: place.expand(value, f"headers.{name}") for name, value in table.headers.items()}
         own = url.netloc.rpartition(b"@")[2].decode("ascii")
         self._hosts = Hosts(table.allow_hosts or [own], named=table.allow_hosts is not None, own_port=url.port)
@@ -176,42 +179,42 @@ class HttpTool:
             url = url.copy_merge_params({name: _query(value) for name, value in rest.items()})
         elif body is None and table.method not in _BODILESS:
             body = rest
-        return await self.answer(url, body, request.call.trace)
+        text = await self._repeat(url, body, request.call.trace)
+        return text if table.pointer is None else point(text, table.pointer)
 
-    async def answer(self, url: httpx2.URL, body: Any, trace: Mapping[str, str]) -> str:
-        """Send a body to a URL, and return the response as text. Raises `CallFailed` as the tool itself does."""
+    async def _repeat(self, url: httpx2.URL, body: Any, trace: Mapping[str, str]) -> str:
         # the table's headers win over those of the trace
         table, headers = self._table, {**trace, **self._headers}
-        transport = CheckedTransport(self._hosts, url, headers, self._tls, table.retries)
-        try:
-            async with (
-                httpx2.AsyncClient(
-                    transport=transport,
-                    timeout=None,
-                    trust_env=False,
-                    follow_redirects=True,
-                    max_redirects=_MAX_REDIRECTS,
-                ) as client,
-                client.stream(table.method, url, headers=headers, json=body) as response,
-            ):
-                text = await _read_text(response, table.max_bytes, response.encoding or "utf-8")
-        except httpx2.TooManyRedirects as error:
-            raise CallFailed(f"more than {_MAX_REDIRECTS} redirects") from error
-        except (httpx2.TransportError, OSError) as error:
-            raise CallFailed(f"{url.host} cannot be reached: {error or type(error).__name__}") from error
-        if response.status_code >= 400:
-            raise CallFailed(f"HTTP {response.status_code}: {text[:_SHOWN_CHARS]}")
-        return text if table.pointer is None else point(text, table.pointer)
+        retries, pause_s = table.retries if table.method in _IDEMPOTENT else 0, _FIRST_PAUSE_S
+        transport = CheckedTransport(self._hosts, url, headers, self._tls)
+        async with httpx2.AsyncClient(
+            transport=transport, timeout=None, trust_env=False, follow_redirects=True, max_redirects=_MAX_REDIRECTS
+        ) as client:
+            while True:
+                try:
+                    async with client.stream(table.method, url, headers=headers, json=body) as response:
+                        text = await read_text(response, table.max_bytes, response.encoding or "utf-8")
+                        status = response.status_code
+                except httpx2.TooManyRedirects as error:
+                    raise CallFailed(f"more than {_MAX_REDIRECTS} redirects") from error
+                except (httpx2.TransportError, OSError) as error:
+                    status, problem = None, f"{url.host} cannot be reached: {error or type(error).__name__}"
+                else:
+                    if status < 400:
+                        return text
+                    problem = f"HTTP {status}: {text[:_SHOWN_CHARS]}"
+                if retries == 0 or (status is not None and status not in _TRANSIENT):
+                    raise CallFailed(problem)
+                await asyncio.sleep(pause_s)
+                retries, pause_s = retries - 1, 2 * pause_s
 
 
 @final
 class CheckedTransport(httpx2.AsyncHTTPTransport):
     """Connects only to allowed addresses, also after a redirect."""
 
-    def __init__(
-        self, hosts: Hosts, url: httpx2.URL, headers: Collection[str], tls: ssl.SSLContext, retries: int
-    ) -> None:
-        super().__init__(verify=tls, trust_env=False, retries=retries)
+    def __init__(self, hosts: Hosts, url: httpx2.URL, headers: Collection[str], tls: ssl.SSLContext) -> None:
+        super().__init__(verify=tls, trust_env=False)
         # these headers are sent only to the origin of the first request's URL
         self._hosts, self._url, self._headers = hosts, url, headers
 
@@ -242,7 +245,7 @@ class CheckedTransport(httpx2.AsyncHTTPTransport):
         return httpx2.Response(response.status_code, headers={"location": response.headers["location"]})
 
 
-async def _read_text(response: httpx2.Response, max_bytes: int, encoding: str = "utf-8") -> str:
+async def read_text(response: httpx2.Response, max_bytes: int, encoding: str = "utf-8") -> str:
     """Read a response's text. Raises `CallFailed` if the body is longer than `max_bytes`."""
     data = bytearray()
     async for part in response.aiter_bytes():

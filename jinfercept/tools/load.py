@@ -34,8 +34,6 @@ _Source = ChatTool | Callable[[set[str]], list[ChatTool]]
 
 _FILE_FIX = "give the path of one that is there"
 _CLOSE_S = 5.0
-_SERVERS_END_S = 8.0
-"""More seconds than the SDK takes to end a process that ignores the end of its input and SIGTERM."""
 _END_S = 0.5
 """Seconds that tasks on event loops have to end, however little time is left."""
 
@@ -57,17 +55,17 @@ class LoadedTools(AbstractContextManager["LoadedTools"], AbstractAsyncContextMan
         return tools_of([self])
 
     def close(self, timeout_s: float = _CLOSE_S) -> None:
-        """End servers and connections, and fail waiting calls. Other calls that do not end in time are left alone."""
+        """End servers and connections, and fail waiting calls. What does not end in time is killed, or left alone."""
         if self.executor.is_closed:
             return
         give_up_s = time.monotonic() + timeout_s
 
         async def end() -> None:
-            await asyncio.gather(*(server.close() for server in self.servers), return_exceptions=True)
+            await asyncio.gather(*(server.close(timeout_s) for server in self.servers), return_exceptions=True)
 
         if self.servers:
             with suppress(TimeoutError):
-                self.executor.submit(end).result.result(max(timeout_s, _SERVERS_END_S))
+                self.executor.submit(end).result.result(timeout_s + _END_S)
         self.executor.close(max(_END_S, give_up_s - time.monotonic()))
         self.models.close()
 

@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import re
-import signal
 import sys
 import time
 from collections.abc import Coroutine, Mapping, Sequence
@@ -18,22 +17,20 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, Self, TextIO, cast, final
+from typing import Any, Self, cast, final
 
 from mcp import Client, MCPError
 from mcp.client import IncomingMessage
-from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.subscriptions import SubscriptionLost
 from mcp_types import CONNECTION_CLOSED, RequestParamsMeta, TextContent, ToolListChangedNotification
 from mcp_types import Tool as Declared
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from jinfercept.chat.function_tools import ChatTool
-from jinfercept.engine.current_call import CALL_KEY, fields_of
-from jinfercept.engine.tool_executor import ToolExecutor
-from jinfercept.engine.tool_run import ToolFailed
+from jinfercept.engine.tool_executor import CALL_KEY, ToolExecutor, ToolFailed, fields_of
 from jinfercept.errors import ConfigError
 from jinfercept.tools.calls import BLOCKED_S, CallFailed, CallQueue, CallRequest, declare, endpoint_tool
+from jinfercept.tools.mcp_process import McpProcess
 from jinfercept.tools.mcp_transport import SESSION_ENDED, UNREACHED, http_streams, lenient
 from jinfercept.tools.tool_tables import Limits, McpTable, Place
 
@@ -41,7 +38,6 @@ log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 30.0
-_WATCH_S = 0.2
 _LOAD_S = 600.0
 """Seconds that the files of Python tools may take to run."""
 _MAX_PAGES = 100
@@ -92,13 +88,9 @@ class McpServer:
         if limits is not None:
             env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         self._shown = f"the MCP server {table.name}" if limits is None else "the process of the Python tools"
-        self._program = StdioServerParameters(
-            command=table.command or "",
-            args=table.args,
-            env=env,
-            cwd=os.path.abspath(table.cwd or "."),  # a tool may change the working directory later
-            encoding_error_handler="replace",
-        )
+        command = () if table.command is None else (table.command, *table.args)
+        cwd = os.path.abspath(table.cwd or ".")  # a tool may change the working directory later
+        self._process = McpProcess(command, env, cwd)
         self._tools: dict[str, Declared] = {}
         self._connection = _McpConnection()
         self._problem = ""
@@ -120,11 +112,13 @@ class McpServer:
             fix = "try it by hand; connect_timeout_s gives it more time"
             raise self._place.error(f"the MCP server does not start: {self._problem}", source, fix)
 
-    async def close(self) -> None:
-        """Disconnect, and end a server that was started here: the SDK kills it after a few seconds."""
+    async def close(self, timeout_s: float = 5.0) -> None:
+        """Disconnect, and end a server that was started here. It is killed after the timeout."""
         if self._task is not None:
             self._task.cancel()
-            await asyncio.wait([self._task])
+            await asyncio.wait([self._task], timeout=0.8 * timeout_s)
+            self._process.kill()
+            await asyncio.wait([self._task], timeout=0.2 * timeout_s)
 
     def tools(self, taken: set[str]) -> list[ChatTool]:
         """List the current tools.
@@ -163,7 +157,7 @@ class McpServer:
                 result = await call
             except asyncio.CancelledError:
                 if own:
-                    connection.begin(self._end_if_blocked(connection, name))
+                    connection.begin(self._end_if_blocked(connection.client, name))
                 raise
             except MCPError as error:
                 # the call was refused, so it has not run: sending it again in a new session is safe
@@ -183,16 +177,15 @@ class McpServer:
             return text.text
         raise CallFailed(f"{server} ended two sessions before they ran the call; call it again later")
 
-    async def _end_if_blocked(self, connection: _McpConnection, tool: str) -> None:
+    async def _end_if_blocked(self, client: Client, tool: str) -> None:
         # a function that holds the interpreter's lock lets the process answer nothing
-        assert connection.client is not None
         with suppress(MCPError):  # it has ended
             try:
                 async with asyncio.timeout(BLOCKED_S):
-                    await connection.client.list_tools(cache_mode="bypass")
+                    await client.list_tools(cache_mode="bypass")
             except TimeoutError:
                 log.error("the tool %s blocks the process of the Python tools, which is started again", tool)
-                _kill(_pid(connection.client))
+                self._process.kill()
 
     async def _stay(self) -> None:
         pause_s, connection = _FIRST_PAUSE_S, self._connection
@@ -216,22 +209,20 @@ class McpServer:
     async def _serve(self, connection: _McpConnection) -> None:
         table = self._table
         if table.url is None:
-            # its errors go to this process's, whatever `sys.stderr` is
-            streams = stdio_client(self._program, errlog=cast(TextIO, None))
+            streams = self._process.streams(connection.lost.set)
         else:
             streams = http_streams(table.name, table.url, self._headers, partial(self._replace, connection))
         try:
             async with (
                 asyncio.timeout(table.connect_timeout_s) as limit,
-                Client(lenient(streams, table.name, connection.lost.set), message_handler=connection.hear) as client,
+                Client(lenient(streams, table.name), message_handler=connection.hear) as client,
                 asyncio.TaskGroup() as group,
             ):
                 self._tools = await self._list(client)
                 limit.reschedule(None)
                 self._connection, self._problem, connection.client = connection, "its connection ended", client
                 connection.settled.set()
-                following = [self._renew(connection, client), _listen(connection, client)]
-                following += [_watch(connection, _pid(client))] if self._limits is not None else []
+                following = self._renew(connection, client), _listen(connection, client)
                 tasks = [group.create_task(work) for work in following]
                 await connection.lost.wait()
                 for task in tasks:
@@ -311,29 +302,6 @@ async def _listen(connection: _McpConnection, client: Client) -> None:
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         connection.changed.set()  # changes between two subscriptions are not announced
-
-
-async def _watch(connection: _McpConnection, pid: int) -> None:
-    # a child of the process may hold its pipes open after the process has ended
-    while True:
-        await asyncio.sleep(_WATCH_S)
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            _kill(pid)
-            connection.lost.set()
-            return
-
-
-def _pid(client: Client) -> int:
-    assert client.server_info is not None
-    return int(client.server_info.version)  # as `python_process` says
-
-
-def _kill(pid: int) -> None:
-    # the process and those that it has started: the SDK gives them a group
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
 
 
 def _offered(name: str, ending: str) -> str:

@@ -12,9 +12,11 @@ from typing import Any, final, override
 import anyio
 import httpx2
 from mcp.client.streamable_http import MCP_SESSION_ID, streamable_http_client
+from mcp.shared.inbound import MCP_PROTOCOL_VERSION_HEADER
 from mcp.shared.message import SessionMessage
-from mcp_types import INTERNAL_ERROR, JSONRPCResponse
+from mcp_types import INTERNAL_ERROR, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 from mcp_types.methods import validate_server_result
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
 log = logging.getLogger(__name__)
@@ -23,19 +25,16 @@ _STRICTEST = "2025-11-25"
 """A protocol version whose schema of a declaration no other version exceeds."""
 
 MAX_ANSWER_BYTES = 4 << 20
-"""The longest body of a response, or event of a stream."""
+"""The longest body of a response, event of a stream, or line of a process."""
 
 
 @asynccontextmanager
-async def lenient(
-    transport: AbstractAsyncContextManager[Any], server: str, ended: Callable[[], object]
-) -> AsyncGenerator[Any]:
+async def lenient(transport: AbstractAsyncContextManager[Any], server: str) -> AsyncGenerator[Any]:
     """Streams of messages for the SDK's `Client`, with answers repaired so that it accepts them.
 
     Args:
         transport: yields the server's messages as an asynchronous iterator, and a stream for messages to the server.
         server: name of the server, for the log.
-        ended: called when the server sends no more, before the calls that wait fail.
     """
     inbound, received = anyio.create_memory_object_stream[SessionMessage | Exception](0)
 
@@ -46,7 +45,6 @@ async def lenient(
                     if isinstance(message, SessionMessage) and isinstance(message.message, JSONRPCResponse):
                         message.message.result = _mended(message.message.result, server)
                     await inbound.send(message)
-                ended()
 
     async with transport as (messages, write), inbound, received, anyio.create_task_group() as tasks:
         tasks.start_soon(read, messages)
@@ -125,6 +123,8 @@ SESSION_ENDED, UNREACHED = "jinfercept: session ended", "jinfercept: no answer"
 _NO_SESSION = (404, 410)
 """Statuses for an unknown session; some servers say 400 and name it."""
 
+_CANCELLED = "notifications/cancelled"
+_NOTICE_S = 30.0
 _SHOWN_CHARS = 500
 _KEPT = ("content-type", "location", MCP_SESSION_ID)
 """Headers of a response that is read to its end."""
@@ -141,16 +141,29 @@ async def http_streams(
         session_ended: called when the server refuses a request because its session has ended.
     """
     async with (
-        # the request of a cancelled call stays open until the server ends it, so their number has no limit
-        _McpHttp(
-            headers=headers,
-            timeout=httpx2.Timeout(30.0, read=None, pool=None),
-            limits=httpx2.Limits(max_connections=None),
-        ) as http,
+        _McpHttp(headers=headers, timeout=httpx2.Timeout(30.0, read=None, pool=None)) as http,
         streamable_http_client(url, http_client=http, max_sse_event_size=MAX_ANSWER_BYTES) as (messages, write),
     ):
         http.server, http.session_ended = server, session_ended
-        yield messages, write
+        yield messages, _Requests(write)
+
+
+@final
+class _Requests(AbstractAsyncContextManager[Any]):
+    """The SDK closes the POST of a request only when another request has its id, so a cancellation is sent as a request."""
+
+    def __init__(self, write: Any) -> None:
+        self._write = write
+
+    @override
+    async def __aexit__(self, *error: object) -> None:
+        await self._write.aclose()
+
+    async def send(self, item: SessionMessage) -> None:
+        message = item.message
+        if isinstance(message, JSONRPCNotification) and message.method == _CANCELLED and message.params:
+            item = SessionMessage(JSONRPCRequest(id=message.params["requestId"], **message.model_dump()))
+        await self._write.send(item)
 
 
 @final
@@ -162,6 +175,12 @@ class _McpHttp(httpx2.AsyncClient):
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         if request.method != "POST":
             return await super().send(request, **options)
+        message = json.loads(request.content)
+        if message.get("method") == _CANCELLED:
+            if request.headers.get(MCP_PROTOCOL_VERSION_HEADER) not in MODERN_PROTOCOL_VERSIONS:
+                with suppress(httpx2.RequestError):
+                    await self._cancel(request, message["params"])
+            return httpx2.Response(202, request=request)
         data = None
         try:
             response = await super().send(request, **options)
@@ -181,6 +200,14 @@ class _McpHttp(httpx2.AsyncClient):
         # a JSON-RPC error fails this request alone: the SDK passes it on
         error = {"code": INTERNAL_ERROR, "message": f"the MCP server {self.server} {problem}", "data": data}
         return httpx2.Response(status, json={"jsonrpc": "2.0", "id": None, "error": error}, request=request)
+
+    async def _cancel(self, request: httpx2.Request, params: Mapping[str, Any]) -> None:
+        names = ("accept", MCP_PROTOCOL_VERSION_HEADER, MCP_SESSION_ID)
+        headers = {name: request.headers[name] for name in names if name in request.headers}
+        message = {"jsonrpc": "2.0", "method": _CANCELLED, "params": params}
+        notice = self.build_request("POST", request.url, json=message, headers=headers, timeout=_NOTICE_S)
+        response = await super().send(notice, stream=True)
+        await response.aclose()
 
 
 async def _whole(response: httpx2.Response) -> httpx2.Response:

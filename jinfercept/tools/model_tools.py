@@ -11,8 +11,8 @@ import httpx2
 
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.tools.calls import CallFailed, CallRequest
-from jinfercept.tools.http_tool import HttpTool
-from jinfercept.tools.tool_tables import HttpTable, ModelTable, Place
+from jinfercept.tools.http_tool import read_text
+from jinfercept.tools.tool_tables import ModelTable, Place
 
 if TYPE_CHECKING:
     from jinfercept.llm import LLM
@@ -22,25 +22,14 @@ _MAX_BYTES = 4 << 20
 
 @final
 class RemoteModel:
-    """A model at a URL. Raises `ConfigError` if the URL is invalid, or the environment variable of its key is not set."""
+    """A model at a URL. Raises `ConfigError` if the environment variable of its key is not set."""
 
     def __init__(self, table: ModelTable, place: Place) -> None:
         assert table.base_url is not None
-        self._table = table
-        key = table.api_key_env
-        endpoint = HttpTable(
-            kind="http",
-            name=table.name,
-            description=table.description,
-            method="POST",
-            url=f"{table.base_url.rstrip('/')}/chat/completions",
-            headers={} if key is None else {"authorization": f"Bearer ${{{key}}}"},
-            max_bytes=_MAX_BYTES,
-            allow_hosts=[httpx2.URL(table.base_url).netloc.decode("ascii")],
-            retries=0,
-            pointer="/choices/0/message/content",
-        )
-        self._http = HttpTool(endpoint, place)
+        self._table, self._url = table, f"{table.base_url.rstrip('/')}/chat/completions"
+        key = None if table.api_key_env is None else place.expand(f"${{{table.api_key_env}}}", "api_key_env")
+        self._headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        self._tls = httpx2.create_ssl_context()
 
     async def __call__(self, request: CallRequest) -> str:
         """Ask the model. Raises `CallFailed` if it fails."""
@@ -51,7 +40,24 @@ class RemoteModel:
             "max_tokens": table.max_tokens,
             "temperature": table.temperature,
         }
-        return await self._http.answer(self._http.url, body, request.call.trace)
+        try:
+            async with (
+                httpx2.AsyncClient(verify=self._tls, timeout=None) as client,
+                client.stream(
+                    "POST", self._url, json=body, headers={**request.call.trace, **self._headers}
+                ) as response,
+            ):
+                text = await read_text(response, _MAX_BYTES)
+        except (httpx2.TransportError, OSError) as error:
+            raise CallFailed(f"the model {table.model} cannot be reached: {error or type(error).__name__}") from error
+        if response.status_code != 200:
+            raise CallFailed(f"the model {table.model} says HTTP {response.status_code}: {text[:500]}")
+        try:
+            answer: Any = json.loads(text)
+            content = answer["choices"][0]["message"]["content"]
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            raise CallFailed(f"the answer is no chat completion: {text[:200]}") from error
+        return content if isinstance(content, str) else ""
 
 
 @final

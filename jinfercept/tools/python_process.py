@@ -26,9 +26,7 @@ from mcp.server.stdio import stdio_server
 
 from jinfercept.calls import Tool
 from jinfercept.chat.function_tools import ChatTool, chat_tools
-from jinfercept.engine.current_call import CALL_KEY, CURRENT_CALL, CurrentCall
-from jinfercept.engine.tool_executor import ToolExecutor
-from jinfercept.engine.tool_run import ToolFailed, ToolRun
+from jinfercept.engine.tool_executor import CALL_KEY, CURRENT_CALL, CurrentCall, ToolExecutor, ToolFailed, ToolRun
 from jinfercept.errors import ConfigError, JinferceptError, RequestError
 from jinfercept.tools.calls import BLOCKED_S, CallQueue
 
@@ -202,8 +200,7 @@ async def _serve(facts: dict[str, Any]) -> None:
             text, failed = str(error), True
         return mcp_types.CallToolResult(content=[mcp_types.TextContent(text=text)], is_error=failed)
 
-    # its version is the id of the process
-    server = Server("python tools", version=str(os.getpid()), on_list_tools=list_tools, on_call_tool=call_tool)
+    server = Server("python tools", on_list_tools=list_tools, on_call_tool=call_tool)
     async with stdio_server() as (read, write):
         await server.run(read, write, server.create_initialization_options())
 

@@ -30,6 +30,7 @@ class Limits(BaseModel):
     max_concurrency: int | None = Field(default=None, ge=1)
     # longer results are cut, and end in a note
     max_result_tokens: int = Field(default=1024, ge=1)
+    max_result_bytes: int | None = Field(default=None, ge=64)
     # when a call runs in a request with asynchronous calls; None: as the request says
     calls: CallMode | None = None
     # message of a timeout, before its seconds
@@ -65,7 +66,7 @@ class HttpTable(_Described):
     # sent as JSON; a text `"{argument}"` in it becomes the argument
     # None: all arguments that are not in the URL; for a method without a body they are the query
     body: dict[str, Any] | None = None
-    # of failed connections
+    # after failed connections and statuses 502, 503 and 504, for idempotent methods
     retries: int = Field(2, ge=0, le=10)
     max_bytes: int = Field(1 << 20, ge=1)  # a longer response is an error
     # `host` or `*.domain`, with the scheme's default port and the one that the URL names, or `host:port` or `*.domain:port`

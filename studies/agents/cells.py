@@ -12,7 +12,7 @@ from jinfercept.sched.orders import check_order_choice
 from jinfercept.sched.plugins import is_place
 from jinfercept.sim.agent_sessions import ScriptedSession, fitting
 from jinfercept.sim.run_stats import Report
-from jinfercept.sim.session_clients import SessionLoad
+from jinfercept.sim.scripted import SessionLoad
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.sweep import SimulatedLoad, SweepRun
 from studies.agents.within_limits import AGENT_LIMITS, Shares, most_within_limits

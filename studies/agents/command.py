@@ -11,8 +11,8 @@ from tyro import conf
 from jinfercept.cli.options import Maybe, Several, Switch
 from jinfercept.errors import ConfigError
 from jinfercept.sched.door import Overload
-from jinfercept.sim.tables import check_least, listed, numbers
-from jinfercept.sim.trace_files import load_sessions
+from jinfercept.sim.agent_sessions import load_sessions
+from jinfercept.sim.reports import check_least, listed, numbers
 from studies.agents.cells import MODELS, ORDERS, POLICIES, AgentCell, contenders, play, search
 from studies.agents.report import matrix_answer, search_answer
 from studies.answer import FinishedRuns, StudyEffort, output_folder

@@ -17,15 +17,13 @@ from rich.console import Console
 from jinfercept.cli.options import Maybe, Repeated, Switch
 from jinfercept.errors import ConfigError, nearest
 from jinfercept.sched.named_profiles import PROFILES
-from jinfercept.sim.agent_sessions import ScriptedSession, ScriptedTurn, fitting
-from jinfercept.sim.arrivals import arrivals
+from jinfercept.sim.agent_sessions import ScriptedSession, ScriptedTurn, fitting, load_sessions
+from jinfercept.sim.reports import TextTable, check_least, number_text
 from jinfercept.sim.run_stats import Report
-from jinfercept.sim.session_clients import SessionLoad
+from jinfercept.sim.scripted import SessionLoad
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.sweep import SimulatedLoad, SweepRun
-from jinfercept.sim.tables import TextTable, check_least, number_text
-from jinfercept.sim.trace_files import load_sessions
-from jinfercept.sim.workload import Script, Segment, draw
+from jinfercept.sim.workload import Script, Segment, arrivals, draw
 from studies.agents.cells import MEAN_CONTEXT, MODELS, PAGE_SIZE, AgentCell
 from studies.agents.report import ratio_text
 from studies.answer import StudyAnswer, StudyEffort, output_folder

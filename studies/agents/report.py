@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
-from jinfercept.sim.reports import paired_ratio, ranking
-from jinfercept.sim.tables import TextTable
+from jinfercept.sim.reports import TextTable, paired_ratio, ranking
 from studies.agents.cells import BASELINE, SERVED, AgentCell, Contender, Matrix, Trial
 from studies.agents.within_limits import Shares, most_kept
 from studies.answer import StudyAnswer

@@ -13,8 +13,7 @@ from rich.progress import Progress
 
 from jinfercept.cli.options import Maybe, Several, Switch
 from jinfercept.sched.named_profiles import load_profile
-from jinfercept.sim.reports import check_outputs, group, write_all
-from jinfercept.sim.tables import TextTable, check_least, numbers, show
+from jinfercept.sim.reports import TextTable, check_least, check_outputs, group, numbers, show, write_all
 from studies.answer import titled_table
 from studies.calls.alone import FASTER, PUBLISHED, AloneCell, Row, at_token_s, excess, play_cells
 from studies.calls.scripts import DURATIONS, CallMix

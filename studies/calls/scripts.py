@@ -23,7 +23,7 @@ from typing import NamedTuple, Self
 
 from jinfercept.calls import CallMode
 from jinfercept.errors import ConfigError
-from jinfercept.sched.cost import CostModel
+from jinfercept.sched.profile import CostModel
 
 TRAP_TOKENS = 2
 """Tokens of a trap: two delimiters."""

@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 from jinfercept.calls import Call, Result, Tool
 from jinfercept.chat.call_markup import ContextMarkup
 from jinfercept.chat.text_stream import TextStream
-from jinfercept.engine.protocols import Clock
+from jinfercept.engine.dispatcher import Clock
 from jinfercept.errors import ConfigError
 from jinfercept.request import Request
 from jinfercept.sched.estimator import ESTIMATORS
 from jinfercept.sim.run_stats import Report
-from jinfercept.sim.scripted import Progress, ScriptedDispatcher, plain_tokens
-from jinfercept.sim.simulation import RunWatch, Simulation, reads_durations
-from jinfercept.sim.simulator import VirtualClock
+from jinfercept.sim.scripted import ScriptedDispatcher, plain_tokens
+from jinfercept.sim.simulation import RunWatch, Simulation, VirtualClock, reads_durations
 from studies.calls.markup import CallArrival
 
 
@@ -24,7 +23,6 @@ class CallSimulation(Simulation):
     def run(  # pyright: ignore[reportIncompatibleMethodOverride] # other arrivals
         self,
         arrivals: Sequence[CallArrival],
-        progress: Progress = lambda now, end: None,
         watch: RunWatch | None = None,
     ) -> Report:
         if reads_durations(self.estimator):
@@ -32,7 +30,7 @@ class CallSimulation(Simulation):
             raise ConfigError("an oracle cannot see calls in markup", got=self.estimator_name, fix=fix)
         clock = VirtualClock()
         requests = [(arrival.at_s, arrival.request(number)) for number, arrival in enumerate(arrivals)]
-        return self.play(requests, _MarkupDispatcher(clock), clock, progress, watch, open_text=_open_text)
+        return self.play(requests, _MarkupDispatcher(clock), clock, watch, open_text=_open_text)
 
 
 class _MarkupDispatcher(ScriptedDispatcher):

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from jinfercept.cli.options import Maybe, Several, Switch
 from jinfercept.cli.simulate import check_policies
-from jinfercept.sim.tables import check_least, listed
+from jinfercept.sim.reports import check_least, listed
 from studies.answer import StudyEffort, output_folder
 from studies.deciding.report import ask
 

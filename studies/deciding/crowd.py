@@ -7,9 +7,8 @@ from random import Random
 from statistics import NormalDist, fmean
 from typing import NamedTuple
 
-from jinfercept.sim.arrivals import Arrival, arrivals
 from jinfercept.sim.sweep import SimulatedLoad
-from jinfercept.sim.workload import LogNormal, Script, Segment
+from jinfercept.sim.workload import Arrival, LogNormal, Script, Segment, arrivals
 
 NUM_TOOLS = 8
 MEAN_CALL_S = 8.0

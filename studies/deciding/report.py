@@ -4,8 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from jinfercept.sched.plugins import is_place
 from jinfercept.sched.policies import check_choice
-from jinfercept.sim.reports import Range
-from jinfercept.sim.tables import TextTable
+from jinfercept.sim.reports import Range, TextTable
 from studies.answer import StudyAnswer, StudyEffort
 from studies.deciding.cells import (
     BASELINE,

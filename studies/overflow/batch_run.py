@@ -11,21 +11,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple, final
 
+from jinfercept.engine.dispatcher import Clock
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.lifecycle import RequestLifecycle
 from jinfercept.engine.meter.ledger import Prices
 from jinfercept.engine.meter.request_log import LogEvent, RequestLog, Stepped
-from jinfercept.engine.protocols import Clock
 from jinfercept.kv.manager import KVManager
-from jinfercept.sched.build import SchedulerLimits, plan_scheduler
 from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.plan_builder import SchedulerCounters
-from jinfercept.sched.preemption import Preemption
 from jinfercept.sched.profile import Profile
-from jinfercept.sched.scheduler import Scheduler
+from jinfercept.sched.scheduler import Scheduler, SchedulerLimits, plan_scheduler
+from jinfercept.sched.transfers import Preemption
 from jinfercept.sim.scripted import ScriptedDispatcher, make_request, plain_tokens, play
-from jinfercept.sim.simulator import PricedRunner, VirtualClock
+from jinfercept.sim.simulation import PricedRunner, VirtualClock
 from jinfercept.sim.workload import Script, Segment
 
 MOST_S = 1e7
@@ -211,7 +210,7 @@ def simulate(mode: OverflowMode, overflow: Overflow, machine: str = MACHINE) -> 
     scripts = [Script("batch", request.prompt, (Segment(request.output, None, 0),)) for request in overflow.requests]
     coming = [(0.0, make_request(number, script, plain_tokens)) for number, script in enumerate(scripts)]
     try:
-        played = play(engine, dispatcher, clock, coming, MOST_S, lambda now, end: None)
+        played = play(engine, dispatcher, clock, coming, MOST_S)
     finally:
         engine.close()
     assert len(played.outputs) == len(scripts), "a request was not served"

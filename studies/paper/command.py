@@ -21,12 +21,10 @@ from jinfercept.errors import ConfigError
 from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.policies import SETTINGS
 from jinfercept.sched.profile import Profile
-from jinfercept.sim.arrivals import Arrival
-from jinfercept.sim.reports import write_all
+from jinfercept.sim.reports import check_least, listed, numbers, show, write_all
 from jinfercept.sim.simulation import BOUNDS, Simulation
 from jinfercept.sim.sweep import Report, SimulatedLoad, SweepRun, sweep
-from jinfercept.sim.tables import check_least, listed, numbers, show
-from jinfercept.sim.workload import DISTRIBUTIONS, Script, from_trace, load_trace
+from jinfercept.sim.workload import DISTRIBUTIONS, Arrival, Script, from_trace, load_trace
 from studies.answer import output_folder, write_csv
 from studies.paper.report import WIDE_STEPS, Study, Summary, load_figure, markdown, panels
 from studies.plots import draw

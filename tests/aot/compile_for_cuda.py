@@ -34,14 +34,13 @@ from jinfercept.models.config import ExpertsConfig
 from jinfercept.models.experts import ExpertWeights, choose, combined
 from jinfercept.models.hf_config import config_from_hf
 from jinfercept.models.quantized import QuantizedTensor, product
-from jinfercept.pallas.gpu_heads import Heads, work_cut
 from jinfercept.pallas.layouts.kv_rows import stored_dtype
 from jinfercept.pallas.layouts.packed_weights import WIDTH, Packed
 from jinfercept.pallas.layouts.pages import Batch, kv_shape, write_kv
-from jinfercept.pallas.layouts.scoring import Scoring
-from jinfercept.pallas.rotation import Rotation
-from jinfercept.pallas.tiles import Tile, Tiles
-from jinfercept.pallas.triton_attention import joined_attention_triton, paged_attention_triton
+from jinfercept.pallas.layouts.scoring import Rotation, Scoring
+from jinfercept.pallas.tiles import Heads, Tile, Tiles, work_cut
+from jinfercept.pallas.triton_attention import paged_attention_triton
+from jinfercept.pallas.triton_decode import joined_attention_triton
 from jinfercept.pallas.work_schedule import Work, WorkSchedule
 from jinfercept.runner.packing import CommonShape
 from jinfercept.runner.page_transfers import add_transfers, transfer_sizes

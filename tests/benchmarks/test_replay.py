@@ -9,10 +9,8 @@ from benchmarks.replay import different, random_tokens, replay, resize_host, sim
 from jinfercept.errors import ConfigError
 from jinfercept.request import Request
 from jinfercept.sim.agent_sessions import ScriptedSession, ScriptedTurn
-from jinfercept.sim.arrivals import Arrival
-from jinfercept.sim.scripted import make_request
-from jinfercept.sim.session_clients import SessionLoad
-from jinfercept.sim.workload import Script, Segment
+from jinfercept.sim.scripted import SessionLoad, make_request
+from jinfercept.sim.workload import Arrival, Script, Segment
 from jinfercept.start.start import EngineSetup
 from tests.support.tiny_model import tiny_setup
 
@@ -74,11 +72,11 @@ def test_what_a_replay_recomputes_is_what_the_simulator_says(setup: EngineSetup)
 
 
 def test_an_interrupt_leaves_nothing_behind(setup: EngineSetup) -> None:
-    def interrupt(now: float, end: float) -> None:
+    def interrupt(number: int, place: int, count: int) -> tuple[int, ...]:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        replay(setup, "copy_ahead", requests(), WRITE, 20.0, interrupt)
+        replay(setup, "copy_ahead", requests(), interrupt, 20.0)
     assert not setup.runner.kv.host
     assert len(replay(setup, "copy_ahead", requests()[:2], WRITE, 20.0).streams) == 2
 

@@ -12,7 +12,7 @@ from benchmarks.agents import AgentCall, prompts_of
 from benchmarks.foreign import weka_session
 from benchmarks.servers import Reply, child_server, complete, make_target
 from jinfercept.errors import ConfigError
-from jinfercept.sim import trace_files
+from jinfercept.sim import agent_sessions
 from tests.support.chat_templates import QWEN
 from tests.support.live_server import running
 from tests.support.scripted_model import Make
@@ -22,7 +22,7 @@ from tests.support.tiny_model import GOLDEN
 def test_sessions_are_written_as_aiperf_reads_them(tmp_path: Path) -> None:
     calls = [AgentCall(200, 5, 0, 0.0), AgentCall(300, 6, None, 1.5), AgentCall(150, 7, 128, 2.0)]
     (tmp_path / "0.json").write_text(json.dumps(weka_session(0, calls, "tiny")))
-    [session] = trace_files.load_sessions(str(tmp_path))
+    [session] = agent_sessions.load_sessions(str(tmp_path))
     assert [(it.prompt, it.decode, it.kept, it.pause_s) for it in session.turns] == [
         (200, 5, 0, 0.0),
         (300, 6, 205, 1.5),

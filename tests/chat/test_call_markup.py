@@ -47,6 +47,7 @@ def calls_of(tokenizer: Tokenizer, text: str, token_ids: list[int] | None = None
 def test_calls_and_traps_are_found_with_their_tokens(special: bool) -> None:
     tokenizer = merging(special)
     stream = tokenizer.encode(STREAM)
+    assert (markup(tokenizer).interrupt_token_id is not None) == special
     items, _ = calls_of(tokenizer, STREAM)
     first_call, second_call, first_trap, second_trap = items
     assert isinstance(first_call, Call)

@@ -4,10 +4,10 @@ import asyncio
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
-from functools import cache, partial
-from typing import Any, Literal
+from functools import cache, partial, singledispatch
+from typing import Any, Literal, Required, TypedDict, Unpack
 
 import jax.numpy as jnp
 import numpy as np
@@ -141,9 +141,14 @@ def test_no_tool_has_the_name_under_which_readers_are_counted() -> None:
 
 
 def test_what_an_asynchronous_function_gives_is_read_to_its_end() -> None:
+    async def numbers(first: int) -> AsyncIterator[int]:
+        yield first
+        yield first + 1
+
     async def nested(text: str) -> Any:
         return later(text)
 
+    assert asyncio.run(_awaited(call(only(numbers), '{"first": 1}'))) == "[1,2]"
     assert asyncio.run(_awaited(call(only(nested), '{"text": "a"}'))) == "a"
 
 
@@ -194,18 +199,32 @@ def test_a_function_of_any_arguments_gets_any() -> None:
     assert call(only(anything), '{"b": 1, "a": 2}') == "a,b"
 
 
-def test_cached_and_partial_functions_are_called_as_declared() -> None:
+def test_cached_and_dispatching_functions_and_typed_others_are_called_as_declared() -> None:
+    class Options(TypedDict, total=False):
+        days: Required[int]
+        exact: bool
+
     @cache
     def cached(x: int) -> str:
         return f"cached {x}"
 
-    def where(place: str, days: int) -> str:
-        return f"{place} {days}"
+    @singledispatch
+    def dispatched(x: int, y: int = 3) -> str:
+        return f"{x} of {y}"
 
-    tools = chat_tools([cached, partial(where, place="here")])
-    texts = ('{"x": 1}', '{"days": 5}')
+    def others(place: str, **options: Unpack[Options]) -> str:
+        return f"{place} {options}"
+
+    tools = chat_tools([cached, dispatched, others, partial(others, place="here")])
+    texts = ('{"x": 1}', '{"y": 4, "x": 1}', '{"place": "Rome", "days": 2}', '{"days": 5}')
     results = [tool.tool.function(text) for tool, text in zip(tools, texts, strict=True) if tool.tool]
-    assert results == ["cached 1", "here 5"]
+    assert results == ["cached 1", "1 of 4", "Rome {'days': 2}", "here {'days': 5}"]
+    declared = tools[2].parameters
+    assert (sorted(declared["properties"]), sorted(declared["required"])) == (
+        ["days", "exact", "place"],
+        ["days", "place"],
+    )
+    assert declared["additionalProperties"] is False
 
 
 def test_an_object_whose_own_methods_raise_is_refused_with_a_reason() -> None:
@@ -261,7 +280,7 @@ def prompt(source: str, *tools: dict[str, Any]) -> str:
         (WITH_PARAMETERS, declared(parameters={}), "0"),
         (AS_JSON, declared(), '{"type": "object", "properties": {}}'),
         (DESCRIBED_PROPERTIES, of(a={"type": "string"}, b=True), "a:  b:"),
-        (DESCRIBED_PROPERTIES, of(a={"items": True}, b={"description": "d"}), "a:  of string b: d"),
+        (DESCRIBED_PROPERTIES, of(a={"items": True}, b={"description": 5}), "a:  of any b: 5"),
         (DESCRIBED_PROPERTIES, of(a={"items": [{"type": "number"}]}), "a:  of number"),
         (TYPED_PROPERTIES, of(a={"type": ["null", "string"]}, b={"type": "number"}), "a: string b: number"),
         (TYPED_PROPERTIES, of(a={"anyOf": [{"type": "null"}, {"type": "integer"}]}, b=True), "a: integer b: string"),

@@ -10,7 +10,7 @@ from jinfercept.calls import Call, Result, Tool
 from jinfercept.chat.call_markup import AsyncCalls
 from jinfercept.chat.function_tools import chat_tools
 from jinfercept.chat.futures import future_of
-from jinfercept.engine.current_call import CURRENT_CALL
+from jinfercept.engine.tool_executor import CURRENT_CALL
 from jinfercept.errors import RequestError
 from jinfercept.events import Intercepted
 from jinfercept.hooks import SharedLimit

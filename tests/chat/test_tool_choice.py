@@ -152,6 +152,36 @@ def test_without_parallel_calls_the_first_of_a_turn_is_taken(make_scripted: Make
     assert "tool_call" not in "".join(shown)
 
 
+@WRITTEN
+def test_stop_strings_cut_no_call_that_has_to_be_made(
+    make_scripted: Make, template: str, options: dict[str, Any]
+) -> None:
+    params = SamplingParams(temperature=1.0, seed=3, max_tokens=300, stop=["\n", "item", '"', "{", "[", "!"])
+    options = {**options, "tool_choice": "required", "parallel_tool_calls": False}
+    [completion] = answers(make_scripted(template), params, **options)
+    assert called(completion)
+    assert (completion.finish_reason, completion.stop_reason) == ("stop", "!")
+
+
+def test_stop_strings_cut_what_is_shown_and_no_call(make_scripted: Make) -> None:
+    scripted, tools = make_scripted(QWEN3), {"tools": [DECLARED], "reasoning_parser": "auto"}
+    answers(scripted, GREEDY, written=f"<think>Hm{{m}}.</think>Let me see.\n{CALL}\n{CALL}{END}", **tools)
+
+    def stopped(*stop: str) -> CompletionOutput:
+        params = SamplingParams(temperature=0.0, max_tokens=300, stop=stop)
+        [output] = scripted.llm.chat(QUESTION, params, **tools)
+        return output.outputs[0]
+
+    for stop in ("ee.\n", "{m", "\n"):
+        completion = stopped(stop)
+        assert completion.stop_reason == stop
+        assert completion.text.endswith({"ee.\n": "Let me s", "{m": "Hm", "\n": "see."}[stop])
+        assert "tool_calls" not in completion.messages[0]
+    completion = stopped("}\n", ">\n{", "lamp", '{"name', "call>\n<")
+    assert [call["function"]["name"] for call in completion.messages[0]["tool_calls"]] == ["price"] * 2
+    assert (completion.messages[0]["content"], completion.finish_reason) == ("Let me see.", "tool_calls")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -179,7 +209,10 @@ def test_what_cannot_be_chosen_is_refused(make_scripted: Make, options: dict[str
     assert not engine_state(scripted.llm).has_work
 
 
-def test_what_no_grammar_holds_is_checked_when_the_call_is_run(make_scripted: Make) -> None:
+def test_what_no_grammar_holds_is_checked_when_the_call_is_run(
+    make_scripted: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "jinfercept.chat.turn_grammars")
     scripted = make_scripted(QWEN)
     text = {"type": "string", "format": "regex", "description": "x"}
     listed = {"type": "array", "items": text, "uniqueItems": True, "minItems": 1}
@@ -195,14 +228,24 @@ def test_what_no_grammar_holds_is_checked_when_the_call_is_run(make_scripted: Ma
         )
         [call] = completion.messages[0]["tool_calls"]
         assert json.loads(call["function"]["arguments"]) == {"a": ["x", "x"], "b": -7}
+    [record] = [record for record in caplog.records if "'unlike3'" in record.message]
+    assert record.message.endswith("#/properties/a/items/format, #/properties/a/uniqueItems'")
     many = [{"name": f"t{index}", "parameters": schema | {"description": "x" * 6_000}} for index in range(30)]
     scripted.llm.make_chats([QUESTION], None, many, {"tool_choice": "required"})
-    refused = {
-        "name": "f",
-        "parameters": {"properties": {"a": {"type": "integer", "minimum": 2, "maximum": 1}}, "required": ["a"]},
-    }
-    with pytest.raises(RequestError, match=r"a call of tool 'f'; got .*unsatisfiable"):
+    refused = {"name": "f", "parameters": {"properties": {"a": {"not": {"type": "string"}}}}}
+    with pytest.raises(RequestError, match=r"a call of tool 'f'; got .*#/properties/a/not"):
         scripted.llm.make_chats([QUESTION], None, [refused], {"tool_choice": "required"})
+
+
+def test_a_schema_puts_no_line_of_its_own_into_the_log(make_scripted: Make, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "jinfercept.chat.turn_grammars")
+    schema = {"properties": {"a\n12:00 INFO": {"type": "array", "uniqueItems": True}}}
+    make_scripted(QWEN).llm.make_chats(
+        [QUESTION], None, [{"name": "f", "parameters": schema}], {"tool_choice": "required"}
+    )
+    [record] = caplog.records
+    assert "\n" not in record.message
+    assert "a\\n12:00" in record.message
 
 
 def test_a_choice_says_who_may_be_called() -> None:

@@ -74,7 +74,7 @@ def test_the_follow_up_begins_with_the_context_of_the_call(make_scripted: Make, 
 
 def test_a_call_is_as_its_schema_says_where_that_can_be_enforced(make_scripted: Make) -> None:
     scripted = make_scripted(PLAIN)
-    strange = {"name": "strange", "parameters": {"properties": {"item": {"not": {"type": "integer"}}}}}
+    strange = {"name": "strange", "parameters": {"properties": {"x": {"not": {"type": "string"}}}}}
     tools: list[Any] = [price, strange, {"name": "a\nb"}]
     before = prompt_of(scripted, QUESTION, tools)
 

@@ -30,9 +30,9 @@ if (child := os.fork()) == 0:  # a process without llvmlite, which need not impo
     os._exit(native.usable())
 print("without llvmlite", os.waitpid(child, 0)[1])
 
-from jinfercept.cpu_kernels import dense_product, native
+from jinfercept.cpu_kernels import native, products
 x, weight = jnp.ones((2, 64), jnp.bfloat16), jnp.ones((64, 640), jnp.bfloat16)
-y = jax.jit(lambda x, weight: dense_product.product(x, weight, transposed=False, out="float32"))(x, weight)
+y = jax.jit(lambda x, weight: products.dense_product(x, weight, transposed=False, out="float32"))(x, weight)
 names = [open(f"/proc/self/task/{task}/comm").read().strip() for task in os.listdir("/proc/self/task")]
 assert "jinfercept" not in names, names
 print(native.num_threads(), jnp.unique(y))
@@ -61,10 +61,10 @@ def operands(rows: int, depth: int, columns: int, seed: int = 0) -> tuple[jax.Ar
 
 
 def product(x: jax.Array, weight: jax.Array, *, transposed: bool, out: str = "float32") -> jax.Array:
-    from jinfercept.cpu_kernels import dense_product
+    from jinfercept.cpu_kernels import products
 
-    assert dense_product.supports(x.shape, weight.shape, x.dtype, weight.dtype, transposed=transposed)
-    return jax.jit(lambda x, weight: dense_product.product(x, weight, transposed=transposed, out=out))(x, weight)
+    assert products.supports_dense(x.shape, weight.shape, x.dtype, weight.dtype, transposed=transposed)
+    return jax.jit(lambda x, weight: products.dense_product(x, weight, transposed=transposed, out=out))(x, weight)
 
 
 def wide(x: jax.Array) -> np.ndarray:

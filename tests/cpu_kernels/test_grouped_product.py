@@ -23,10 +23,10 @@ def operands(sizes: tuple[int, ...], dtype: Any) -> tuple[jax.Array, ...]:
 
 
 def product(*operands: jax.Array) -> jax.Array:
-    from jinfercept.cpu_kernels import grouped_product
+    from jinfercept.cpu_kernels import products
 
-    assert grouped_product.supports(operands[1].shape, operands[0].dtype, operands[1].dtype)
-    return jax.jit(grouped_product.product)(*operands)
+    assert products.supports_grouped(operands[1].shape, operands[0].dtype, operands[1].dtype)
+    return jax.jit(products.grouped_product)(*operands)
 
 
 def in_float32(x: jax.Array, stack: jax.Array, sizes: jax.Array, sources: jax.Array, places: jax.Array) -> np.ndarray:

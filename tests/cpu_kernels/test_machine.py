@@ -116,13 +116,13 @@ def test_processors_are_the_least_of_the_affinity_and_all_quotas(
 PRODUCTS = """
 import os, sys
 import jax, jax.numpy as jnp
-from jinfercept.cpu_kernels import dense_product, native
+from jinfercept.cpu_kernels import native, products
 
 def product():
     emit, emitted = native._emit, []
     native._emit = lambda module, machine: emitted.append(module) or emit(module, machine)
     x, weight = jnp.ones((2, 64), jnp.bfloat16), jnp.ones((64, 64), jnp.bfloat16)
-    y = jax.jit(lambda x, weight: dense_product.product(x, weight, transposed=False, out="float32"))(x, weight)
+    y = jax.jit(lambda x, weight: products.dense_product(x, weight, transposed=False, out="float32"))(x, weight)
     assert (y == 64).all(), y
     print(len(emitted), flush=True)
 
@@ -212,12 +212,12 @@ def called(kernel: Any) -> set[str]:
 
 
 def test_products_and_attention_call_no_function_of_a_compilers_library(kernels: list[Any]):
-    from jinfercept.cpu_kernels import chunks, decode, dense_product, grouped_product
-    from jinfercept.models import quantized_product
+    from jinfercept.cpu_kernels import chunks, decode, products
+    from jinfercept.models import quantized
 
-    def products(x: jax.Array, w: jax.Array, tied: jax.Array) -> list[jax.Array]:
+    def dense(x: jax.Array, w: jax.Array, tied: jax.Array) -> list[jax.Array]:
         return [
-            dense_product.product(rows, matrix, transposed=transposed, out="bfloat16")
+            products.dense_product(rows, matrix, transposed=transposed, out="bfloat16")
             for rows in (x[:2], x)
             for matrix, transposed in ((w, False), (tied, True))
         ]
@@ -225,14 +225,14 @@ def test_products_and_attention_call_no_function_of_a_compilers_library(kernels:
     def shape(*sizes: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(sizes, jnp.bfloat16)
 
-    jax.eval_shape(products, shape(32, 64), shape(64, 96), shape(96, 64))
+    jax.eval_shape(dense, shape(32, 64), shape(64, 96), shape(96, 64))
     for bits in (4, 8):
         packed, _ = weight(64, 96, bits=bits, group=32, offset=True)
         for rows in (1, 40):
-            jax.eval_shape(lambda x, packed=packed: quantized_product.product(x, packed, jnp.bfloat16), shape(rows, 64))
+            jax.eval_shape(lambda x, packed=packed: quantized.product(x, packed, jnp.bfloat16), shape(rows, 64))
     numbers = jax.ShapeDtypeStruct((5,), jnp.int32)
     stack = jax.ShapeDtypeStruct((5, 64, 64), jnp.bfloat16)
-    jax.eval_shape(grouped_product.product, shape(3, 64), stack, numbers, numbers, numbers)
+    jax.eval_shape(products.grouped_product, shape(3, 64), stack, numbers, numbers, numbers)
     q, pages, batch = make_step(
         Shapes(140, 11, 14, 16, 9, 3, 32), 2, [(1, 7), (1, 20), (40, 100)], 4, dtype=jnp.bfloat16
     )

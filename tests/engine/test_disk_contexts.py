@@ -8,8 +8,8 @@ from typing import NamedTuple
 import pytest
 
 from jinfercept.engine.disk_contexts import DiskContexts
+from jinfercept.engine.dispatcher import Clock
 from jinfercept.engine.engine import Engine
-from jinfercept.engine.protocols import Clock
 from jinfercept.events import Event, Finished
 from jinfercept.kv.context import Context
 from jinfercept.outputs import RequestOutput
@@ -17,8 +17,7 @@ from jinfercept.request import FollowUp, Request
 from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.profile import Profile
 from jinfercept.sim.scripted import ScriptedDispatcher, make_request, plain_tokens
-from jinfercept.sim.simulation import Simulation
-from jinfercept.sim.simulator import VirtualClock
+from jinfercept.sim.simulation import Simulation, VirtualClock
 from jinfercept.sim.workload import Script, Segment
 from tests.support.engine_requests import ask, served, settle
 

@@ -10,8 +10,8 @@ import pytest
 
 from jinfercept.calls import Call, Result, Tool
 from jinfercept.chat.detector import ScriptedDetector
-from jinfercept.engine.current_call import CURRENT_CALL
 from jinfercept.engine.dispatcher import Dispatcher, lasted_s
+from jinfercept.engine.tool_executor import CURRENT_CALL
 from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
 from tests.support.fake_engine import POLICIES, make_engine, run_all, sampled_names

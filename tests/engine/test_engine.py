@@ -9,8 +9,8 @@ import pytest
 
 from jinfercept.calls import Call, Result, Tool
 from jinfercept.chat.detector import ScriptedDetector
-from jinfercept.engine.admission import check_request
 from jinfercept.engine.engine import Engine
+from jinfercept.engine.lifecycle import check_request
 from jinfercept.engine.session import random_key
 from jinfercept.errors import RequestError
 from jinfercept.events import Finished, Token

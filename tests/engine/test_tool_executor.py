@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from jinfercept.engine import tool_run
-from jinfercept.engine.tool_executor import ToolExecutor
-from jinfercept.engine.tool_run import ToolFailed, ToolRun, ToolValue, plain_failure, plain_value
+from jinfercept.engine import tool_executor
+from jinfercept.engine.tool_executor import ToolExecutor, ToolFailed, ToolRun, ToolValue, plain_failure, plain_value
 from tests.support.tool_runner import until
 
 
@@ -269,7 +268,7 @@ def test_a_cancelled_call_is_cancelled_once_and_before_its_first_step_too(execut
 
 
 def test_long_results_are_cut_before_they_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tool_run, "MOST_CHARS", 20)
+    monkeypatch.setattr(tool_executor, "MOST_CHARS", 20)
     assert plain_value("é" * 25) == "é" * 20
     assert plain_value(b"a" * 25) == f"b'{'a' * 18}"
     assert str(plain_failure(ValueError("a" * 25))) == f"ValueError: {'a' * 8}"

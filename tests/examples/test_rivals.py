@@ -16,11 +16,11 @@ from examples.rivals.mars import FeedbackLevels, WarmReturns
 from examples.rivals.mori import CYCLES, IdlenessTiers
 from jinfercept.sched.estimator import ElapsedEstimator, make_estimator
 from jinfercept.sched.named_profiles import load_profile
-from jinfercept.sched.order import Order
+from jinfercept.sched.orders import Order
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.policy import Policy, preserve
 from jinfercept.sched.sequence import CallDuration, CallKind, PendingCall, Sequence
-from jinfercept.sim.own_workload import OwnWorkload
+from jinfercept.sim.workload import OwnWorkload
 from jinfercept.testing import check_policy
 from tests.support.docs_blocks import blocks_of
 from tests.support.fake_engine import AffineCost

@@ -25,7 +25,7 @@ from jinfercept.models.mesh import ModelMesh
 from jinfercept.models.model import Model, abstract_params, param_bytes
 from jinfercept.models.protocol import Params
 from jinfercept.models.sharding import partition_specs
-from jinfercept.pallas.layouts.expert_sides import ExpertSides
+from jinfercept.pallas.layouts.packed_weights import ExpertSides
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 EXPERTS = ExpertsConfig(num_experts=5, per_token=2, ffn_size=12, normalised=True)

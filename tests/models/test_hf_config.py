@@ -18,22 +18,6 @@ def _tiny(name: str) -> dict:
     return json.loads((GOLDEN / name / "config.json").read_text())
 
 
-def test_a_llama_config_is_read():
-    config = config_from_hf(_tiny("llama_gqa"))
-    assert (config.family, config.num_heads, config.num_kv_heads, config.head_dim) == ("llama", 4, 2, 8)
-    assert config.rope == RopeConfig(theta=10_000.0, rotary_dim=8)
-    assert not config.tie_embeddings
-
-
-@pytest.mark.parametrize(
-    ("name", "bias", "norm"),
-    [("llama_mha", False, False), ("mistral", False, False), ("qwen2", True, False), ("qwen3", False, True)],
-)
-def test_relatives_of_llama_differ_in_biases_and_norms(name, bias, norm):
-    config = config_from_hf(_tiny(name))
-    assert (config.family, config.qkv_bias, config.qk_norm) == ("llama", bias, norm)
-
-
 def test_ministral_3_without_rope_parameters_has_the_defaults_of_transformers():
     config = _tiny("ministral3")
     del config["rope_parameters"]
@@ -126,12 +110,6 @@ def test_gptj_6b_is_read_as_published():
     assert (config.max_position, config.head_dim, config.ffn_size, config.vocab_size) == (2048, 256, 16384, 50400)
     assert (config.rope.rotary_dim, config.eos_token_ids) == (64, (50256,))
     assert kv_bytes_per_token(config, "float16") == 448 * 1024
-
-
-def test_a_gptj_config_is_read():
-    config = config_from_hf(_tiny("gptj"))
-    assert (config.family, config.num_kv_heads, config.head_dim, config.ffn_size) == ("gptj", 2, 16, 64)
-    assert config.rope == RopeConfig(theta=10_000.0, rotary_dim=8, interleaved=True)
 
 
 def test_old_llama_configs_have_full_attention_and_derived_head_dim():

@@ -99,12 +99,6 @@ def test_few_rows_give_what_they_give_among_many(rows: int) -> None:
     np.testing.assert_array_equal(product(x[:rows]), product(x)[:rows])
 
 
-def test_a_product_over_two_axes_is_einsums() -> None:
-    x, weight = values(5, 3, 16, dtype="float32"), nnx.Param(values(3, 16, 7, dtype="float32") + 1)
-    expected = np.einsum("thd,hde->te", x, weight[...])
-    np.testing.assert_allclose(project("thd,hde->te", x, weight), expected, rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
 def test_a_single_row_is_given_more_on_every_platform(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "usable", lambda: False)

@@ -22,9 +22,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.prepared_batch import prepare
-from jinfercept.pallas import mosaic_kernel
-from jinfercept.pallas.gpu_heads import Heads
+from jinfercept.pallas import mosaic_attention
 from jinfercept.pallas.gpu_kernels import mosaic_cut, paged_attention_mosaic
+from jinfercept.pallas.tiles import Heads
 from tests.support import wgmma_interpreter
 from tests.support.attention_steps import Shapes, make_step, reference
 from tests.support.dropped_waits import without_wait
@@ -32,7 +32,7 @@ from tests.support.dropped_waits import without_wait
 
 def drop_wait(number: int) -> None:
     """Leave a wait out of the kernel, before it is imported."""
-    exec(without_wait(Path(mosaic_kernel.__file__).read_text(), number), mosaic_kernel.__dict__)
+    exec(without_wait(Path(mosaic_attention.__file__).read_text(), number), mosaic_attention.__dict__)
 
 
 def main() -> None:

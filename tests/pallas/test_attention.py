@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from jinfercept.cpu_kernels import native
 from jinfercept.cpu_kernels.attention import CHUNK_QUERIES, DECODE_ROWS, _tiled, paged_attention_cpu
 from jinfercept.models.attention import available, paged_attention
-from jinfercept.pallas.gpu_heads import Heads
 from jinfercept.pallas.layouts.pages import write_kv
 from jinfercept.pallas.layouts.scoring import Scoring
 from jinfercept.pallas.reference import paged_attention_reference
+from jinfercept.pallas.tiles import Heads
 from tests.support.attention_steps import Shapes, make_step, reference, steps
 
 SMALL = Shapes(12, 16, 12, 4, 6, 2, 16)  # fewer tokens than rows
@@ -112,8 +112,8 @@ def test_padding_tokens_and_an_empty_batch_give_zeros(attend):
 
 def test_tile_borders_make_no_difference():
     shapes = RAGGED._replace(num_tokens=480, pages_per_row=18)
-    for number, chunk in enumerate(size + more for size in CHUNK_QUERIES for more in (-1, 0, 1)):
-        num_decode = DECODE_ROWS - 1 + (number + number // 3) % 3
+    for number, chunk in enumerate(range(CHUNK_QUERIES - 1, CHUNK_QUERIES + 2)):
+        num_decode = DECODE_ROWS - 1 + number
         rows = [(1, 17)] * num_decode + [(chunk, chunk), (min(200, shapes.num_tokens - num_decode - chunk), 210)]
         q, pages, batch = make_step(shapes, num_decode, rows, seed=chunk)
         np.testing.assert_allclose(cpu(q, pages, batch), reference(q, pages, batch), atol=2e-5, rtol=0)

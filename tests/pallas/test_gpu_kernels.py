@@ -14,15 +14,14 @@ from jinfercept.models import attention
 from jinfercept.models.config import LayerKind, ModelConfig
 from jinfercept.models.model import Model
 from jinfercept.pallas import gpu_kernels
-from jinfercept.pallas.gpu_heads import Heads
-from jinfercept.pallas.tiles import HOPPER
+from jinfercept.pallas.tiles import HOPPER, Heads
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.runner.steps import step_shapes
 
 PACKAGE = Path(jinfercept.__file__).parent
 KERNELS = PACKAGE / "pallas"
 COMPILERS = {"triton": "jax.experimental.pallas.triton", "mosaic": "jax.experimental.pallas.mosaic_gpu"}
-ASKS_FOR_THE_GPU = "gpu_heads.py"  # by Pallas' Triton, which knows the GPU that code is lowered for
+ASKS_FOR_THE_GPU = "tiles.py"  # by Pallas' Triton, which knows the GPU that code is lowered for
 
 
 def imported(source: str) -> set[str]:

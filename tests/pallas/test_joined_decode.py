@@ -13,11 +13,10 @@ from benchmarks.prepared_batch import prepare
 from jinfercept.models.blocks import separate_heads
 from jinfercept.models.config import RopeConfig
 from jinfercept.models.rope import rotate, rotation
-from jinfercept.pallas.gpu_heads import Heads, work_cut
 from jinfercept.pallas.layouts.pages import OUT_OF_RANGE, Batch, write_kv
 from jinfercept.pallas.layouts.rows import rms_normed
-from jinfercept.pallas.tiles import Tile, Tiles
-from jinfercept.pallas.triton_attention import joined_attention_triton
+from jinfercept.pallas.tiles import Heads, Tile, Tiles, work_cut
+from jinfercept.pallas.triton_decode import joined_attention_triton
 from tests.support.attention_steps import Shapes, make_step, reference
 
 SHAPES = Shapes(12, 9, 7, 16, 9, 3, 24)

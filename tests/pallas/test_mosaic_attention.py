@@ -14,17 +14,16 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks.prepared_batch import prepare
-from jinfercept.pallas import mosaic_kernel
-from jinfercept.pallas.gpu_heads import Heads, tiles_for
+from jinfercept.pallas import mosaic_attention
 from jinfercept.pallas.gpu_kernels import mosaic_cut, paged_attention_mosaic
 from jinfercept.pallas.layouts.scoring import Scoring
-from jinfercept.pallas.tiles import HOPPER
+from jinfercept.pallas.tiles import HOPPER, Heads, tiles_for
 from jinfercept.pallas.triton_attention import paged_attention_triton
 from tests.support.attention_steps import Shapes, make_step
 from tests.support.dropped_waits import waits
 
 HERE = Path(__file__).parent
-KERNEL = Path(mosaic_kernel.__file__).read_text()
+KERNEL = Path(mosaic_attention.__file__).read_text()
 GROUPED = Shapes(60, 4, 6, 64, 3, 1, 128)  # a group that leaves rows of a tile empty
 ONE_TILE = Shapes(42, 1, 6, 64, 3, 1, 128)
 Rows = list[tuple[int, int]]
@@ -73,9 +72,9 @@ def test_mosaic_attention_agrees_with_the_reference_without_races() -> None:
 
 
 def test_warpgroups_ask_for_no_more_registers_than_a_block_starts_with() -> None:
-    threads = 128 * (mosaic_kernel.COMPUTING + 1)
+    threads = 128 * (mosaic_attention.COMPUTING + 1)
     at_start = 65_536 // threads // 8 * 8  # of a thread, in steps of 8: more waits for ever
-    registers = mosaic_kernel.COMPUTING * mosaic_kernel.COMPUTE_REGISTERS + mosaic_kernel.FETCH_REGISTERS
+    registers = mosaic_attention.COMPUTING * mosaic_attention.COMPUTE_REGISTERS + mosaic_attention.FETCH_REGISTERS
     assert registers <= at_start * threads // 128
 
 
@@ -134,7 +133,7 @@ def test_every_group_page_size_head_dim_and_type(heads, page_size, head_dim, dty
     ("dtype", "head_dim", "page_size", "heads"),
     [("float32", 64, 16, 1), ("bfloat16", 256, 16, 1), ("bfloat16", 64, 20, 1), ("bfloat16", 64, 16, 71)],
 )
-def test_what_the_mosaic_kernel_has_not_is_refused(dtype: str, head_dim: int, page_size: int, heads: int) -> None:
+def test_what_the_mosaic_attention_has_not_is_refused(dtype: str, head_dim: int, page_size: int, heads: int) -> None:
     shapes = Shapes(1, 1, 1, page_size, heads, 1, head_dim)
     q, pages, batch = make_step(shapes, 1, [(1, 1)], seed=7, dtype=jnp.dtype(dtype))
     got = f"got queries in {dtype}, pages of {page_size} tokens .* head dim {head_dim}, {heads} query heads"
@@ -147,7 +146,7 @@ def test_a_scored_layer_takes_the_chunks_of_triton() -> None:
     heads = Heads(GROUPED.num_heads, GROUPED.num_kv_heads, GROUPED.head_dim, 2)
     batch = prepare(batch, mosaic_cut(heads, interpret=True))
     tiles = tiles_for(heads, HOPPER)
-    tiles = tiles._replace(chunk=tiles.chunk._replace(rows=mosaic_kernel.ROWS, num_warps=8))
+    tiles = tiles._replace(chunk=tiles.chunk._replace(rows=mosaic_attention.ROWS, num_warps=8))
     options = {"scoring": Scoring(100, 5.0, jnp.linspace(-1, 3, GROUPED.num_heads)), "interpret": True}
     got = jax.make_jaxpr(partial(paged_attention_mosaic, **options))(q, pages, batch)
     want = jax.make_jaxpr(partial(paged_attention_triton, tiles=tiles, **options))(q, pages, batch)

@@ -13,11 +13,11 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention.kernel import ref_ragged_paged_attention
 
 from jinfercept.models.attention import available
-from jinfercept.pallas.gpu_heads import Heads
 from jinfercept.pallas.layouts.interleaved import FP8, apart, interleaved_shape, with_padded_heads
 from jinfercept.pallas.layouts.scoring import PLAIN, Scoring
 from jinfercept.pallas.reference import paged_attention_reference
-from jinfercept.pallas.tpu_attention import (
+from jinfercept.pallas.tiles import Heads
+from jinfercept.pallas.tpu_kernels import (
     CONTEXT_TOKENS,
     QUERIES,
     blocks_for,
@@ -25,8 +25,10 @@ from jinfercept.pallas.tpu_attention import (
     operands_of,
     options_of,
     paged_attention_tpu,
+    product,
+    tile_of,
+    tpu_grouped_product,
 )
-from jinfercept.pallas.tpu_grouped import product, tile_of, tpu_grouped_product
 from tests.support.attention_steps import Shapes, make_step
 
 

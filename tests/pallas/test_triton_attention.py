@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.prepared_batch import prepare
-from jinfercept.pallas.gpu_heads import AMPERE, Heads, is_supported, tiles_for, work_cut
 from jinfercept.pallas.layouts.pages import Batch
 from jinfercept.pallas.layouts.scoring import Scoring
 from jinfercept.pallas.reference import paged_attention_reference
-from jinfercept.pallas.tiles import Tile, Tiles
+from jinfercept.pallas.tiles import AMPERE, Heads, Tile, Tiles, is_supported, tiles_for, work_cut
 from jinfercept.pallas.triton_attention import paged_attention_triton
 from jinfercept.runner.draft_layer import row_queries
 from tests.support.attention_steps import Shapes, make_step, reference, scheduled, steps

@@ -61,12 +61,12 @@ def chunk_units(num_decode: int, lengths: list[int], contexts: list[int], tile_q
 
 def units(work: WorkSchedule) -> list[tuple[int, int]]:
     """(row, first token within the row) of every unit in use, in the order of the units."""
-    row_units, rows, starts, (unit_tokens,), programs = work
-    assert sorted(programs) == list(range(len(rows)))
-    places = [(int(rows[program]), int(starts[program])) for program in programs[: row_units[-1]]]
-    assert set(programs[: row_units[-1]]) == set(range(row_units[-1]))
-    assert [row_units[row] + start // unit_tokens for row, start in places] == list(range(row_units[-1]))
-    return places
+    row_units, rows, starts, (unit_tokens,) = work
+    used = int(row_units[-1])
+    places = list(zip(rows[:used].tolist(), starts[:used].tolist(), strict=True))
+    by_unit = {int(row_units[row] + start // unit_tokens): (row, start) for row, start in places}
+    assert sorted(by_unit) == list(range(used))
+    return [by_unit[unit] for unit in range(used)]
 
 
 @settings(max_examples=25)

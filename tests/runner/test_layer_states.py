@@ -38,7 +38,7 @@ def loaded() -> Any:
 
 def runner(**sizes: Any) -> ModelRunner:
     made = ModelRunner(loaded().model, loaded().params, replace(SHAPE, **sizes))
-    made.allocate()
+    made.reset()
     return made
 
 

@@ -137,5 +137,5 @@ def test_every_part_begins_where_a_kernel_may_read_it_in_place() -> None:
     batch = in_place(jnp.zeros(packed_size(shape), jnp.int32), shape)
     places = [batch.work, batch.window.work]
     parts = jax.tree.leaves(places, is_leaf=lambda leaf: isinstance(leaf, VectorPart))
-    assert len(parts) == 2 * 14
+    assert len(parts) == 2 * 12
     assert not any(part.first % ALIGNED for part in parts), "256 bytes"

@@ -48,7 +48,7 @@ def pool(staging: int, num_layers: int) -> Pool:
     shapes = (layer_pages(NUM_PAGES + 1, 2, 1, 2, jnp.float32, home),) * num_layers
     sizes = transfer_sizes(jax.default_backend(), staging)
     common = CommonShape(1, sizes[0])
-    kv = Pool(shapes, common, sizes=sizes, staging_pages=staging, moved_pages=MOVED_PAGES)
+    kv = Pool(dict(enumerate(shapes)), common, sizes=sizes, staging_pages=staging, moved_pages=MOVED_PAGES)
     run = Executables()
     kv.add_executables(run)
     return kv

@@ -12,10 +12,7 @@ from hypothesis import strategies as st
 from jaxtyping import Array
 
 from jinfercept.runner import sampling
-from jinfercept.runner.logits_processors import SampleRows, Slots, mask_words, remember, shape_logits
 from jinfercept.runner.packing_samples import (
-    KINDS,
-    Kind,
     draw_needs,
     pack_positions,
     pack_samples,
@@ -25,7 +22,21 @@ from jinfercept.runner.packing_samples import (
     unpack_samples,
     unpack_slot,
 )
-from jinfercept.runner.sampling import BLOCK, _largest, _largest_of_blocks, logprobs, sample, top_k_of_blocks
+from jinfercept.runner.sampling import (
+    BLOCK,
+    KINDS,
+    Kind,
+    SampleRows,
+    Slots,
+    _largest,
+    _largest_of_blocks,
+    logprobs,
+    mask_words,
+    remember,
+    sample,
+    shape_logits,
+    top_k_of_blocks,
+)
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan import NOT_FINITE, NOTHING_ALLOWED, Chunk, Sample, TokenHistory, draw_options
 from tests.support.sampling_reference import probabilities, shaped

@@ -1,8 +1,7 @@
 """What the default policy keeps that `lru_host` would lose, and that it is the same where there is nothing to keep."""
 
 from jinfercept.kv.page import Residency
-from jinfercept.sched.copy_ahead import CopyAhead
-from jinfercept.sched.lru import LeastRecentlyUsed
+from jinfercept.sched.lru import CopyAhead, LeastRecentlyUsed
 from jinfercept.sched.sequence import CallDuration, PendingCall, Sequence
 from jinfercept.sim.simulation import OracleEstimator
 from tests.support.scheduler_bench import SchedulerBench, residencies

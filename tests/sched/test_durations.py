@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jinfercept.kv.manager import KVManager
-from jinfercept.sched.durations import RING, DurationHistory, Seen
-from jinfercept.sched.estimator import remaining_s
+from jinfercept.sched.estimator import RING, DurationHistory, Seen, remaining_s
 from jinfercept.sched.sequence import PendingCall, Sequence
 from jinfercept.sim.simulation import OracleEstimator
 

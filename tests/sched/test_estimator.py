@@ -5,8 +5,7 @@ from collections.abc import Hashable
 
 import pytest
 
-from jinfercept.sched.durations import MOST_IN_FLIGHT
-from jinfercept.sched.estimator import MOST_TENANTS, ElapsedEstimator, HistoryEstimator
+from jinfercept.sched.estimator import MOST_IN_FLIGHT, MOST_TENANTS, ElapsedEstimator, HistoryEstimator
 from jinfercept.sched.sequence import CallKind, PendingCall
 from jinfercept.sim.simulation import OracleEstimator
 

@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jinfercept.engine.admission import check_request
 from jinfercept.engine.engine import Engine
-from jinfercept.engine.lifecycle import RequestLifecycle
+from jinfercept.engine.lifecycle import RequestLifecycle, check_request
 from jinfercept.engine.meter.ledger import Prices
 from jinfercept.errors import RequestError
 from jinfercept.events import Finished, Token
@@ -26,10 +25,10 @@ from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.policy import preserve
-from jinfercept.sched.scheduler import Scheduler
+from jinfercept.sched.scheduler import Scheduler, SchedulerLimits
 from jinfercept.sched.sequence import Sequence
 from jinfercept.sim.scripted import ScriptedDispatcher
-from jinfercept.sim.simulator import PricedRunner, VirtualClock
+from jinfercept.sim.simulation import PricedRunner, VirtualClock
 from tests.support.scheduler_bench import SchedulerBench, names
 
 # -- how long a tenant waits -------------------------------------------------------------------------------------------
@@ -70,10 +69,7 @@ def waits_of_the_lone(others: Several[Client], until_s: float) -> list[float]:
         policy,
         profile,
         estimator,
-        buckets=(32, 64, 256),
-        max_num_seqs=8,
-        max_model_len=1024,
-        chunk_tokens=256,
+        SchedulerLimits((32, 64, 256), max_num_seqs=8, max_model_len=1024),
     )
     dispatcher = ScriptedDispatcher(clock, lambda number, place, count: ())
     priced = PricedRunner(Prices(profile, PAGE, synchronous=policy.synchronous), clock)

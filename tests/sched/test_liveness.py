@@ -3,12 +3,11 @@
 import pytest
 from hypothesis import given, settings
 
-from jinfercept.sched.cost import IDLE_STEP_S
 from jinfercept.sched.plan import StepPlan
 from jinfercept.sched.policies import SETTINGS
+from jinfercept.sched.profile import IDLE_STEP_S
 from jinfercept.sched.sequence import Sequence
-from jinfercept.sim.arrivals import Arrival
-from jinfercept.sim.workload import Script, Segment
+from jinfercept.sim.workload import Arrival, Script, Segment
 from tests.support.scenario_run import (
     BUCKETS,
     ESTIMATORS,

@@ -9,8 +9,8 @@ from jinfercept.kv.page import Residency
 from jinfercept.kv.side_pool import SideSizes
 from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.min_waste import MinWaste
+from jinfercept.sched.named_profiles import LLAMA_3_8B, ProfiledExperts, ProfiledModel, experts_in_use, roofline
 from jinfercept.sched.policy import Policy, preserve
-from jinfercept.sched.roofline import LLAMA_3_8B, ProfiledExperts, ProfiledModel, experts_in_use, roofline
 from jinfercept.sched.sequence import Sequence, State
 from jinfercept.sched.waste import chunked_discard_waste, preserve_waste
 from tests.support.fake_engine import POLICIES

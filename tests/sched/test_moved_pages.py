@@ -8,8 +8,7 @@ from jinfercept.kv.side_pool import SideSizes
 from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan import StepPlan
-from jinfercept.sim.arrivals import Arrival
-from jinfercept.sim.workload import Script, Segment
+from jinfercept.sim.workload import Arrival, Script, Segment
 from tests.support.fake_engine import (
     POLICIES,
     FakeRunner,

@@ -8,10 +8,9 @@ import pytest
 
 from jinfercept.errors import ConfigError, PluginError
 from jinfercept.sched.estimator import ElapsedEstimator
-from jinfercept.sched.guards import Guard
 from jinfercept.sched.named_profiles import load_profile
-from jinfercept.sched.order import Order
-from jinfercept.sched.orders import LONGER, MissingWork, check_order_choice, make_order
+from jinfercept.sched.orders import LONGER, MissingWork, Order, check_order_choice, make_order
+from jinfercept.sched.plugins import Guard
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.policy import preserve
 from jinfercept.sched.queues import LONGEST_S, REFRESHED
@@ -150,7 +149,7 @@ def test_a_request_that_has_waited_too_long_goes_before_every_key(waited_s: floa
 
 OWN = """
 from jinfercept.sched.orders import LONGER, MissingWork
-from jinfercept.sched.order import Order
+from jinfercept.sched.orders import Order
 
 
 class Longest(Order):

@@ -12,15 +12,13 @@ import pytest
 from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError, PluginError
 from jinfercept.kv.page import Residency
-from jinfercept.sched.copy_ahead import CopyAhead
 from jinfercept.sched.estimator import ElapsedEstimator, Estimator, make_estimator
-from jinfercept.sched.guards import Guard, guard
-from jinfercept.sched.lru import LeastRecentlyUsed
-from jinfercept.sched.plugins import label
+from jinfercept.sched.lru import CopyAhead, LeastRecentlyUsed
+from jinfercept.sched.plugins import Guard, guard, label
 from jinfercept.sched.policies import PolicyInputs, check_choice
 from jinfercept.sched.policy import Action, Budget, Move, Mover, Policy
 from jinfercept.sched.sequence import PendingCall, Sequence
-from jinfercept.sim.own_workload import OwnWorkload
+from jinfercept.sim.workload import OwnWorkload
 from tests.support.fake_engine import AffineCost
 from tests.support.scheduler_bench import SchedulerBench, residencies
 
@@ -293,7 +291,7 @@ def test_a_workload_of_the_users_own_draws_scripts_that_can_be_played(own: Path)
         (f"{own}:endless", "draws segments of which not exactly the last has no call"),
         (f"{own}:Load", r"draws a request of \d+ tokens, where fewer than 9 fit"),
         (f"{own}:kept", "a workload must be callable and return a Script"),
-        (lambda rng: 5, "draws what is no Script; got 5"),
+        (lambda rng: 5, "draws no Script; got 5"),
         (lambda rng: {}["kind"], "raises; got KeyError: 'kind'"),
     ):
         with pytest.raises(ConfigError, match=says):

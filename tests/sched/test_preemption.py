@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from jinfercept.kv.manager import KVManager
 from jinfercept.sched.lru import LeastRecentlyUsed
+from jinfercept.sched.named_profiles import LLAMA_2_7B, roofline
 from jinfercept.sched.policy import Action
-from jinfercept.sched.preemption import PreemptedSequences, cheaper, pages_per_copy
 from jinfercept.sched.profile import Profile
-from jinfercept.sched.roofline import LLAMA_2_7B, roofline
 from jinfercept.sched.sequence import Sequence
+from jinfercept.sched.transfers import PreemptedSequences, cheaper, pages_per_copy
 from tests.support.scheduler_bench import SIZE, SchedulerBench
 
 A100 = roofline(LLAMA_2_7B, "A100-40GB", attention=True)
@@ -75,7 +75,7 @@ def test_the_youngest_loses_its_last_page_first() -> None:
     old, young = sequence("old", 1, 2), sequence("young", 2, 3)
     preempted.add(young)
     preempted.add(old)
-    moves = [victim.move for victim in preempted.victims()]
+    moves = [move for move, _ in preempted.victims()]
     assert [(move.sequence, list(move.pages), move.action) for move in moves] == [
         (young, [2, 1, 0], Action.SWAP),
         (old, [1, 0], Action.SWAP),
@@ -86,7 +86,7 @@ def test_a_sequence_that_has_run_or_paused_since_keeps_its_pages() -> None:
     preempted = PreemptedSequences("auto", A100, 176, 16, has_host=False)
     victim = sequence("one", 1, 2)
     preempted.add(victim)
-    assert next(preempted.victims()).move.action is Action.LOSE  # there is no host to swap to
+    assert next(preempted.victims())[0].action is Action.LOSE  # there is no host to swap to
     victim.paused_s = 3.0
     assert not list(preempted.victims())
 

@@ -6,11 +6,11 @@ import pytest
 
 from jinfercept.errors import ConfigError
 from jinfercept.kv.manager import KVManager
-from jinfercept.sched.build import SchedulerLimits, plan_scheduler
 from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.named_profiles import PROFILES
 from jinfercept.sched.plan import FROM_DEVICE, StepPlan
 from jinfercept.sched.policy import Policy, discard, improved_discard, preserve, swap
+from jinfercept.sched.scheduler import SchedulerLimits, plan_scheduler
 from jinfercept.sched.sequence import State
 from tests.support.fake_engine import VOCAB
 from tests.support.scheduler_bench import CopyEverything, SchedulerBench, names

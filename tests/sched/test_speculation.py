@@ -6,8 +6,7 @@ from operator import mul
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jinfercept.sched.draft_state import Acceptance, NgramIndex
-from jinfercept.sched.speculation import choose_depths, kept
+from jinfercept.sched.speculation import Acceptance, NgramIndex, choose_depths, kept
 
 TOKENS = st.lists(st.integers(0, 3), max_size=60)
 

@@ -6,7 +6,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from jinfercept.kv.disk.speed import DiskSpeed
+from jinfercept.kv.disk import DiskSpeed
 from tests.support.chat_templates import QWEN
 from tests.support.live_server import Running, running
 from tests.support.scripted_model import scripted_llm
@@ -26,7 +26,7 @@ def metric(server: Running, name: str, label: str = "") -> float:
 
 def test_a_conversation_goes_on_after_a_restart_of_its_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fast = DiskSpeed(1e9, 1e9, 1e-4)  # a busy machine measures a slow disk, from which nothing is worth reading
-    monkeypatch.setattr("jinfercept.kv.disk.store.measure_speed", lambda *arguments: fast)
+    monkeypatch.setattr("jinfercept.kv.disk.measure_speed", lambda *arguments: fast)
     for module in ("engine", "disk_contexts"):
         monkeypatch.setattr(f"jinfercept.engine.{module}.CLOSE_S", 60.0)
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Tell me of the sea. " * 20}]

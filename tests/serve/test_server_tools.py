@@ -9,10 +9,9 @@ import pytest
 from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError
 from jinfercept.serve.server_tools import open_server_tools
-from tests.support.engine_state import engine_state
-from tests.support.live_server import END, Running, until
+from tests.support.live_server import END, Running
 from tests.support.scripted_model import Scripted
-from tests.support.tool_server import ALL, QUESTION, ask, ask_and_leave, asks, called, returned, says, shop
+from tests.support.tool_server import ALL, QUESTION, ask, asks, called, returned, says
 
 LAMP = [*QUESTION, called("Let me see.", ("price", "lamp")), returned("23")]
 
@@ -115,18 +114,6 @@ def test_of_two_tools_of_one_name_the_clients_is_called_by_the_client(server: Ru
     says(scripted, server, asks("price"), QUESTION, own=[own], only=["hang"])
     [call] = ask(server, QUESTION, tools=[own]).choices[0].message.tool_calls
     assert call.function.name == "price"
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_cancels_the_call_and_frees_the_pages(
-    scripted: Scripted, tmp_path: Path, stream: bool
-) -> None:
-    with shop(scripted, tmp_path, patience_s=600) as server:
-        says(scripted, server, asks("hang"), QUESTION)
-        ask_and_leave(server, QUESTION, (tmp_path / "begun").exists, stream=stream)
-        until((tmp_path / "cancelled").exists)
-        server.wait_idle()
-        assert engine_state(server.llm).num_retained == 0
 
 
 def test_a_file_that_is_not_there_is_said_before_a_model_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,11 +12,10 @@ from jinfercept.chat.detector import ScriptedDetector
 from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError
 from jinfercept.outputs import CompletionOutput, RequestMetrics, RequestOutput
-from jinfercept.sim import session_clients
-from jinfercept.sim.agent_sessions import TOOL, ScriptedSession, ScriptedTurn, SubAgent
-from jinfercept.sim.session_clients import SessionClients, SessionLoad, session_tokens
+from jinfercept.sim import scripted
+from jinfercept.sim.agent_sessions import TOOL, ScriptedSession, ScriptedTurn, SubAgent, load_sessions
+from jinfercept.sim.scripted import SessionClients, SessionLoad, session_tokens
 from jinfercept.sim.simulation import Simulation
-from jinfercept.sim.trace_files import load_sessions
 from tests.sim.test_simulation import PROFILE
 
 LINES = [
@@ -128,9 +127,9 @@ def test_conversations_are_read_from_messages_with_tools_and_delays(tmp_path: Pa
         ScriptedTurn(120 + written + read, 5, 120 + written, 0.25, False),
     )
     assert second.turns == (ScriptedTurn(10, 2, 0, 0.0, False),)
-    with pytest.raises(ConfigError, match="line 1: a conversation begins with its answer"):
+    with pytest.raises(ConfigError, match=r"line 1 cannot be read: 'a' is missing; .* a user's first"):
         load_sessions(trace(tmp_path, message_of("a", 1, "assistant", content="x")))
-    with pytest.raises(ConfigError, match="line 2: tool_calls is no list of objects"):
+    with pytest.raises(ConfigError, match="line 2 cannot be read: "):
         load_sessions(trace(tmp_path, lines[0], message_of("a", 2, "assistant", tool_calls="bash")))
 
 
@@ -166,10 +165,9 @@ def test_a_trace_of_no_form_is_refused(tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ({"id": "a", "calls": []}, "line 1: this is not a session"),
-        ({"id": "a", "calls": [[1, 2]]}, "line 1, call 1: this is not a call of a model"),
-        ({"id": "a", "calls": [[1, 2, 0, 0.0, 0, "", 7]]}, "line 1, call 1: this is not a call of a model"),
-        ({"id": "a", "calls": [[1, 2, 0, -1.0, 0, ""]]}, "think_s is no number"),
+        ({"id": "a", "calls": []}, "line 1 cannot be read"),
+        ({"id": "a", "calls": [[1, 2]]}, "line 1 cannot be read: not enough values"),
+        ({"id": "a", "calls": [[1, 2, 0, -1.0, 0, ""]]}, "line 1 cannot be read: -1.0 is no number from 0 to"),
         ({"id": "a", "parent": "b", "calls": [[1, 2, 0, 0, 0, ""]]}, "parent is missing"),
     ],
 )
@@ -215,7 +213,7 @@ def test_a_turn_that_is_not_served_counts_with_its_time_so_far() -> None:
 def test_the_time_of_sessions_at_the_door_is_reported_beside_the_delays_of_turns_inside(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(session_clients, "RETRY_S", 0.5)
+    monkeypatch.setattr(scripted, "RETRY_S", 0.5)
     load = SessionLoad([session(0.1, 0.1)], seed=1, live=90, duration_s=8.0, ramp_s=6.0)
     queued, refused, served = (
         simulation(duration_s=8.0, max_num_seqs=1, order="missing_work", overload=overload).run(load)

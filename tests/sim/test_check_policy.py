@@ -8,13 +8,11 @@ import pytest
 import jinfercept.testing
 from jinfercept.errors import ConfigError, PluginError
 from jinfercept.sched.lru import LeastRecentlyUsed
-from jinfercept.sched.order import Order
-from jinfercept.sched.orders import ORDERS
+from jinfercept.sched.orders import ORDERS, Order
 from jinfercept.sched.policies import SETTINGS, PolicyInputs
 from jinfercept.sched.policy import Action, Budget, Move, Mover, Policy
 from jinfercept.sched.sequence import Sequence, State
-from jinfercept.sim.arrivals import Arrival
-from jinfercept.sim.workload import Script, Segment
+from jinfercept.sim.workload import Arrival, Script, Segment
 from jinfercept.testing import PolicyCheckError, check_policy
 from tests.support.fake_runner import next_token
 from tests.support.scenario_run import Scenario, ScenarioRun

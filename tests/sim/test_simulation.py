@@ -13,9 +13,8 @@ from jinfercept.kv.page import PageCopy
 from jinfercept.sched.plan import FROM_DEVICE, Chunk, StepPlan
 from jinfercept.sched.policies import SETTINGS
 from jinfercept.sched.profile import Profile
-from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.simulation import BOUNDS, Simulation
-from jinfercept.sim.workload import Script, Segment
+from jinfercept.sim.workload import Arrival, Script, Segment
 from tests.support.scenario_run import Scenario, ScenarioRun, scenarios
 
 PROFILE = Profile(

@@ -16,11 +16,10 @@ from jinfercept.cli.main import main
 from jinfercept.cli.simulate import drawer, load
 from jinfercept.cli.simulation_table import exit_status, table
 from jinfercept.sched.named_profiles import PROFILES
-from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.reports import paired_ratio, ranking
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.sweep import INTERRUPTED, SimulatedLoad, SweepRun, sweep
-from jinfercept.sim.workload import Script, Segment
+from jinfercept.sim.workload import Arrival, Script, Segment
 
 GPTJ = PROFILES["paper-gptj-6b-a100"]
 

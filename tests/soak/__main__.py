@@ -18,8 +18,7 @@ from benchmarks.servers import Child, child_process
 from jinfercept.cli.command import run_command
 from jinfercept.cli.options import Maybe, engine_flags, parse
 from jinfercept.config import EngineOptions
-from jinfercept.sim.reports import check_outputs, write_json
-from jinfercept.sim.tables import check_least, show
+from jinfercept.sim.reports import check_least, check_outputs, show, write_json
 from tests.soak.model import write_model
 from tests.soak.rounds import Plan, soak
 from tests.soak.tally import FAILURES, Tally

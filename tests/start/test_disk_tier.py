@@ -108,5 +108,5 @@ def test_options_that_cannot_work_together_are_refused(flags: dict[str, Any], wh
 
 
 def test_limits_without_a_folder_are_refused() -> None:
-    with pytest.raises(ConfigError, match="these options need kv_disk"):
+    with pytest.raises(ConfigError, match="kv_disk_space needs kv_disk"):
         open_store(CacheOptions(kv_disk_space=1.0))

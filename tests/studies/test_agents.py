@@ -10,11 +10,10 @@ from rich.console import Console
 
 from jinfercept.errors import ConfigError
 from jinfercept.sched.named_profiles import PROFILES
-from jinfercept.sim.agent_sessions import ScriptedSession
-from jinfercept.sim.session_clients import SessionLoad
+from jinfercept.sim.agent_sessions import ScriptedSession, load_sessions
+from jinfercept.sim.scripted import SessionLoad
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.sweep import INTERRUPTED, Report, SimulatedLoad, SweepRun
-from jinfercept.sim.trace_files import load_sessions
 from studies.__main__ import main
 from studies.agents.cells import ORDERS, AgentCell, AgentModel, contenders, play
 from studies.agents.report import matrix_answer, ratio_text, search_answer
@@ -29,7 +28,7 @@ class InProcess(StudyEffort):
     """Plays runs here, one after the other."""
 
     def play(self, runs: Sequence[SweepRun]) -> list[Report]:
-        return [run.play(lambda now: None) for run in runs]
+        return [run.play() for run in runs]
 
 
 @pytest.fixture

@@ -9,9 +9,18 @@ from typing import Any
 import pytest
 
 from studies.__main__ import COMMANDS, main
-from studies.capacity import Capacity, capacity, capacity_ratio, latency_threshold
 from studies.paper.command import FIGURE
-from studies.paper.report import Study, Summary, load_figure, markdown, panels
+from studies.paper.report import (
+    Capacity,
+    Study,
+    Summary,
+    capacity,
+    capacity_ratio,
+    latency_threshold,
+    load_figure,
+    markdown,
+    panels,
+)
 from studies.plots import Bars, CurvePanel
 
 GPTJ = "paper-gptj-6b-a100"

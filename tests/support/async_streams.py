@@ -9,8 +9,8 @@ from jinfercept.chat.call_markup import AsyncCalls, ContextMarkup
 from jinfercept.chat.parsers.cml import Delimiters
 from jinfercept.chat.text_stream import TextStream
 from jinfercept.chat.tokenizer.tokenizer import Tokenizer
+from jinfercept.engine.dispatcher import Clock
 from jinfercept.engine.engine import Engine
-from jinfercept.engine.protocols import Clock
 from jinfercept.hooks import TrapFrame
 from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams

@@ -9,11 +9,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 from benchmarks.prepared_batch import prepare
-from jinfercept.pallas.gpu_heads import Heads, work_cut
-from jinfercept.pallas.layouts.kv_rows import is_quantised
 from jinfercept.pallas.layouts.pages import SCRATCH_PAGE, Batch, kv_shape
 from jinfercept.pallas.reference import paged_attention_reference
-from jinfercept.pallas.tiles import Tiles
+from jinfercept.pallas.tiles import Heads, Tiles, work_cut
 
 
 class Shapes(NamedTuple):
@@ -71,7 +69,7 @@ def scheduled(
     """Attention that gets its work schedules made first, as a runner does on the host."""
 
     def run(q: jax.Array, pages: jax.Array, batch: Batch) -> jax.Array:
-        heads = Heads(q.shape[1], pages.shape[3], q.shape[2], q.dtype.itemsize, is_quantised(pages.dtype))
+        heads = Heads.of(q, pages)
         return attend(q, pages, prepare(batch, work_cut(heads, tiles(heads)), decode_only=decode_only))
 
     return run

@@ -137,38 +137,6 @@ QWEN3_CODER = r"""
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
 """Calls as XML."""
 
-MISTRAL_V3 = r"""
-{%- if messages[0].role == 'system' %}{% set said = messages[0].content %}{% set messages = messages[1:] %}{% endif %}
-{%- set asked = messages | selectattr('role', 'equalto', 'user') | list %}
-{%- set turn = namespace(number=0) %}
-{%- for message in messages %}
-{%- if (message.role == 'user' or message.role == 'assistant') and not message.tool_calls %}
-{%- if (message.role == 'user') != (turn.number % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}
-{%- set turn.number = turn.number + 1 %}
-{%- endif %}
-{%- endfor %}
-{{- bos_token }}
-{%- for message in messages %}
-{%- if message.role == 'user' %}
-{%- if tools and message == asked[-1] %}{{ '[AVAILABLE_TOOLS] ' + (tools | tojson) + '[/AVAILABLE_TOOLS]' }}{% endif %}
-{{- '[INST] ' + message.content + '[/INST]' }}
-{%- elif message.tool_calls %}{{ '[TOOL_CALLS] [' }}
-{%- for call in message.tool_calls %}
-{{- (call.function | tojson)[:-1] }}
-{%- if call.id is not defined or call.id | length != 9 %}{{ raise_exception('ids have 9 characters') }}{% endif %}
-{{- ', "id": "' + call.id + '"}' + (']' + eos_token if loop.last else ', ') }}
-{%- endfor %}
-{%- elif message.role == 'assistant' %}{{ ' ' + message.content | trim + eos_token }}
-{%- elif message.role == 'tool' %}
-{%- if message.tool_call_id is not defined or message.tool_call_id | length != 9 %}
-{{- raise_exception('ids have 9 characters') }}
-{%- endif %}
-{{- '[TOOL_RESULTS] {"content": ' + message.content | string + ', "call_id": "' + message.tool_call_id + '"}[/TOOL_RESULTS]' }}
-{%- else %}{{ raise_exception('no such role') }}
-{%- endif %}
-{%- endfor %}"""
-"""Mistral 7B v0.3: tools stand before the last question, roles alternate, ids stand behind the arguments."""
-
 MISTRAL_SMALL = r"""
 {{- bos_token }}
 {%- if tools %}{{ '[AVAILABLE_TOOLS]' + (tools | tojson) + '[/AVAILABLE_TOOLS]' }}{% endif %}

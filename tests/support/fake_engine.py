@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from jinfercept.calls import Call, Result, Tool
-from jinfercept.engine.dispatcher import Dispatcher
+from jinfercept.engine.dispatcher import CallDispatcher, Clock, Dispatcher, RealClock
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.lifecycle import RequestLifecycle
-from jinfercept.engine.protocols import CallDispatcher, Clock, RealClock
 from jinfercept.engine.retained_contexts import RetainedContexts
 from jinfercept.errors import RequestError
 from jinfercept.events import Finished as FinishedEvent
@@ -23,11 +22,11 @@ from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.door import Overload
 from jinfercept.sched.estimator import ElapsedEstimator, Estimator
-from jinfercept.sched.order import Order
+from jinfercept.sched.orders import Order
 from jinfercept.sched.plan import PlanRunner, StepPlan
 from jinfercept.sched.policies import SETTINGS, PolicyInputs
 from jinfercept.sched.policy import Policy
-from jinfercept.sched.scheduler import Scheduler
+from jinfercept.sched.scheduler import Scheduler, SchedulerLimits
 from jinfercept.sched.speculation import NO_DRAFTS, SpeculationLimits
 from tests.support.fake_runner import VOCAB, FakeRunner, next_token
 
@@ -174,13 +173,15 @@ def make_engine(
         policy,
         AffineCost(link_tokens_per_s=link_tokens_per_s, per_query_s=per_query_s),
         estimator or ElapsedEstimator(),
-        buckets=buckets,
-        max_num_seqs=max_num_seqs,
-        max_model_len=max_model_len or num_pages * page_size,
-        chunk_tokens=chunk_tokens,
-        speculation=speculation,
+        SchedulerLimits(
+            buckets,
+            max_num_seqs,
+            max_model_len or num_pages * page_size,
+            chunk_tokens,
+            speculation=speculation,
+            overload=overload,
+        ),
         order=order,
-        overload=overload,
     )
     wake = Event()
     requests = RequestLifecycle(

@@ -5,8 +5,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from jinfercept.runner.hosts.group import HostGroup, meet
-from jinfercept.runner.hosts.link import HostLink
-from jinfercept.runner.hosts.placement import Placement
+from jinfercept.runner.hosts.link import HostLink, Placement
 
 
 def free_port() -> int:

@@ -66,14 +66,6 @@ def offload(manager: KVManager, context: Context, index: int) -> PageCopy | None
     return copies[0] if copies else None
 
 
-def drop_device(manager: KVManager, context: Context, index: int) -> int:
-    return manager.drop(context, range(index, index + 1), device=True, host=False)
-
-
-def drop_host(manager: KVManager, context: Context, index: int) -> None:
-    manager.drop(context, range(index, index + 1), device=False, host=True)
-
-
 def swap_out(manager: KVManager, context: Context) -> None:
     copies, _ = manager.copy_out(context, range(context.num_pages), 99)
     assert len(copies) == context.num_pages

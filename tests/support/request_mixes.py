@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from jinfercept.calls import Call, Tool
 from jinfercept.chat.call_markup import AsyncCalls
-from jinfercept.chat.detector import ScriptedDetector
+from jinfercept.chat.detector import ScriptedDetector, TokenDetector
 from jinfercept.hooks import Detector
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.structured_outputs import StructuredOutputsParams
@@ -179,6 +179,13 @@ def _marked_calls(rng: Random, drawn: MixedRequest) -> MixedRequest:
     return drawn._replace(tools=(MARKED,), params=replace(drawn.params, max_tokens=MOST_TOKENS, logit_bias=bias))
 
 
+def _token_calls(rng: Random, drawn: MixedRequest) -> MixedRequest:
+    bias = {token("a"): 1.5, token("b"): 2.5}
+    detector = TokenDetector({token("b"): "marked"}, opening=token("a"))
+    params = replace(drawn.params, max_tokens=MOST_TOKENS, logit_bias=bias)
+    return drawn._replace(tools=(replace(MARKED, start=None, stop=None),), detector=detector, params=params)
+
+
 def _async_calls(rng: Random, drawn: MixedRequest) -> MixedRequest:
     script = TOKENIZER.encode(rng.choice(ASYNC_SCRIPTS))
     params = replace(
@@ -203,6 +210,7 @@ KINDS: Mapping[str, Callable[[Random, MixedRequest], MixedRequest]] = {
     "scripted calls": _scripted_calls,
     "grammar with calls": _grammar_with_calls,
     "calls by stop strings": _marked_calls,
+    "calls by tokens": _token_calls,
     "asynchronous calls": _async_calls,
     "client that leaves": _client_that_leaves,
 }

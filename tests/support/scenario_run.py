@@ -20,18 +20,16 @@ from jinfercept.kv.side_pool import NO_SIDES, SideSizes
 from jinfercept.outputs import RequestOutput
 from jinfercept.request import FollowUp, Request
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.sched.build import SchedulerLimits, plan_scheduler
 from jinfercept.sched.estimator import EstimatorChoice, make_estimator
 from jinfercept.sched.orders import OrderChoice
 from jinfercept.sched.plan import Masks, StepPlan, StepResult
 from jinfercept.sched.plan_builder import PlannedStep
 from jinfercept.sched.policies import SETTINGS, PolicyChoice
 from jinfercept.sched.profile import Profile
-from jinfercept.sim.arrivals import Arrival
+from jinfercept.sched.scheduler import SchedulerLimits, plan_scheduler
 from jinfercept.sim.scripted import ScriptedDispatcher, make_request
-from jinfercept.sim.simulation import SIMULATED_ESTIMATORS, reads_durations
-from jinfercept.sim.simulator import PricedRunner, VirtualClock
-from jinfercept.sim.workload import Script, Segment
+from jinfercept.sim.simulation import SIMULATED_ESTIMATORS, PricedRunner, VirtualClock, reads_durations
+from jinfercept.sim.workload import Arrival, Script, Segment
 from tests.support.fake_runner import VOCAB, FakeForward, FakeRunner
 
 NEVER = 1e9

@@ -7,13 +7,13 @@ from jinfercept.kv.manager import KVManager
 from jinfercept.kv.page import Residency
 from jinfercept.kv.side_pool import NO_SIDES, SideSizes
 from jinfercept.sched.estimator import ElapsedEstimator
-from jinfercept.sched.order import Order
+from jinfercept.sched.orders import Order
 from jinfercept.sched.plan import StepPlan
 from jinfercept.sched.plan_builder import PlannedStep
 from jinfercept.sched.policy import Action, Budget, Move, Mover, Policy, swap
-from jinfercept.sched.preemption import Preemption
-from jinfercept.sched.scheduler import Scheduler
+from jinfercept.sched.scheduler import Scheduler, SchedulerLimits
 from jinfercept.sched.sequence import Sequence
+from jinfercept.sched.transfers import Preemption
 from tests.support.fake_engine import VOCAB, AffineCost, FakeRunner
 
 
@@ -80,11 +80,7 @@ class SchedulerBench:
             policy,
             AffineCost(fixed_s=1.0, per_query_s=per_query_s, link_tokens_per_s=link_tokens_per_s),
             ElapsedEstimator(),
-            buckets=buckets,
-            max_num_seqs=max_num_seqs,
-            max_model_len=num_pages * SIZE,
-            chunk_tokens=chunk_tokens,
-            preemption=preemption,
+            SchedulerLimits(buckets, max_num_seqs, num_pages * SIZE, chunk_tokens, preemption=preemption),
             order=order,
         )
         self.runner = FakeRunner(SIZE, buckets, has_states=bool(states.num_slots))

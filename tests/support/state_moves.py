@@ -29,7 +29,7 @@ def check_random_moves(mesh: ModelMesh, seed: int, num_steps: int = 12) -> Execu
     """Steps that move any number of states; returns the executables."""
     rng, common = random.Random(seed), CommonShape(1, 1)
     like = jax.ShapeDtypeStruct((), jnp.bfloat16, sharding=mesh.sharding())
-    states = Pool(state_shapes(STATES, NUM_STATES, like), common, moved_pages=rng.randint(1, 30))
+    states = Pool(dict(enumerate(state_shapes(STATES, NUM_STATES, like))), common, moved_pages=rng.randint(1, 30))
     run = Executables()
     states.add_executables(run)
     states.reset()

@@ -47,8 +47,6 @@ BUY: Any = {
     "type": "function",
     "function": {"name": "buy", "parameters": {"type": "object", "properties": {"item": {"type": "string"}}}},
 }
-CUT = f"{('1 ' * 24)[:47]} ... (cut: longer than 80 tokens)"
-"""The price list, as a model reads it."""
 ALL = {"jinfercept": {"server_tools": True}}
 
 

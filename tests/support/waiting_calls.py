@@ -6,7 +6,7 @@ import time
 from concurrent.futures import Future
 from typing import Any
 
-from jinfercept.engine.current_call import CurrentCall
+from jinfercept.engine.tool_executor import CurrentCall
 from jinfercept.tools.calls import CallFailed, CallRequest
 from jinfercept.tools.inbox import Inbox
 from tests.support.live_server import until

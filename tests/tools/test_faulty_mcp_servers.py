@@ -55,6 +55,7 @@ class FaultyServer(ThreadingHTTPServer):
         sessions: those that are open.
         opened: how many sessions were opened.
         ran: names of the tools that ran.
+        left: names of those whose connection the client closed.
         cancelled: how many calls were cancelled.
         gate: the tool `hang` answers when it is set.
     """
@@ -71,6 +72,7 @@ class FaultyServer(ThreadingHTTPServer):
         self.sessions: set[str] = set()
         self.opened = 0
         self.ran: list[str] = []
+        self.left: list[str] = []
         self.cancelled = 0
         self.gate = threading.Event()
 
@@ -120,6 +122,7 @@ class FaultyHandler(BaseHTTPRequestHandler):
                 self.reply(message, answer)
                 if stays_open:
                     self.rfile.read(1)
+            server.left += [params["name"]] * stays_open
         else:
             server.cancelled += method == "notifications/cancelled"
             self.reply(message, {} if "id" in message else Http(202))
@@ -239,14 +242,7 @@ def test_the_fault_of_a_call_is_its_own(shop: FaultyServer, tmp_path: Path, capl
         assert runner.result("waits").text == "fine"
     assert shop.opened == 1, "the connection stays"
     assert shop.ran == ["hang", *FAULTS], "no call is repeated"
-    for words in (
-        "HTTP 401",
-        "HTTP 403",
-        "HTTP 429 Too Many Requests",
-        "HTTP 503",
-        "HTTP 500",
-        "HTTP 502",
-    ):
+    for words in ("HTTP 401", "HTTP 429 Too Many Requests", "HTTP 500"):
         assert any("MCP server shop" in line and words in line for line in caplog.messages), words
 
 
@@ -260,7 +256,7 @@ HELD = {
 }
 
 
-def test_a_server_reads_which_calls_are_cancelled(shop: FaultyServer, tmp_path: Path) -> None:
+def test_the_requests_of_calls_that_are_cancelled_are_closed(shop: FaultyServer, tmp_path: Path) -> None:
     shop.declare(price=FINE, **HELD)
     with tool_runner(tmp_path, shop.toml()) as runner:
         for name in HELD:
@@ -268,6 +264,7 @@ def test_a_server_reads_which_calls_are_cancelled(shop: FaultyServer, tmp_path: 
         until(lambda: len(shop.ran) == len(HELD))
         for name in HELD:
             runner.dispatcher.cancel(name)
+        until(lambda: sorted(shop.left) == sorted(HELD))
         until(lambda: shop.cancelled == len(HELD))
         assert runner.ask("price").text == "fine"
     assert shop.opened == 1, "the connection stays"
@@ -297,7 +294,7 @@ for line in sys.stdin:
         number += 1
         if name == "learn":
             tools += [{"name": "mute"}]
-            tools += [{"name": name, "inputSchema": {"type": "object"}} for name in ("fly",)]
+            tools += [{"name": name, "inputSchema": {"type": "object"}} for name in ("half\ud800", "fly")]
             send(method="notifications/tools/list_changed")
         for id in [*waiting, message["id"]]:
             send(id=id, result={"content": [{"type": "text", "text": str(number)}]})
@@ -328,7 +325,7 @@ def test_a_process_outlives_the_faults_of_its_calls_and_malformed_tools(
         assert runner.ask("learn").text == "2", "it is the same process"
         assert runner.result("waits").text == "2"
         until(lambda: "fly" in [tool.name for tool in runner.loaded.tools])
-        assert "mute" not in {tool.name for tool in runner.loaded.tools}
+        assert {"mute", "half_"} & {tool.name for tool in runner.loaded.tools} == {"half_"}
     assert any("MCP server shop" in line and "'mute'" in line for line in caplog.messages)
 
 

@@ -158,12 +158,22 @@ def test_a_request_that_is_aborted_closes_its_connection(site: Site, tmp_path: P
         assert site.left.wait(60)
 
 
-def test_long_answers_are_errors(site: Site, tmp_path: Path) -> None:
+def test_long_answers_are_errors_or_cut(site: Site, tmp_path: Path) -> None:
     assert "longer than 4999 bytes" in ask(tmp_path, table(site, "huge", "max_bytes = 4999"))[1]
+    status, text = ask(tmp_path, table(site, "huge", "max_result_bytes = 100"))
+    assert (status, len(text)) == ("ok", 100)
+    assert text.endswith("x ... (cut: 5000 bytes, 100 allowed)")
 
 
-def test_a_status_of_an_error_is_the_result_at_once(site: Site, tmp_path: Path) -> None:
-    assert ask(tmp_path, table(site, "moody"))[1].startswith("error: CallFailed: HTTP 503")
+def test_what_may_be_repeated_is_repeated_while_a_server_is_moody(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jinfercept.tools.http_tool._FIRST_PAUSE_S", 0.01)
+    assert ask(tmp_path, table(site, "moody")) == ("ok", "at last")
+    site.moods = 0
+    assert ask(tmp_path, table(site, "moody", "retries = 1"))[1] == "error: CallFailed: HTTP 503: at last"
+    site.moods = 0
+    ask(tmp_path, table(site, "moody", 'method = "POST"'))
     assert site.moods == 1
     assert ask(tmp_path, table(site, "missing"))[1] == "error: CallFailed: HTTP 404: no such thing"
 
@@ -254,7 +264,7 @@ def test_an_entry_that_is_no_host_is_an_error_of_the_file(site: Site, tmp_path: 
 
 def test_a_redirect_from_https_to_http_is_not_followed() -> None:
     url, hosts = httpx2.URL("https://8.8.8.8/"), Hosts(["8.8.8.8"], named=True)
-    transport = CheckedTransport(hosts, url, (), httpx2.create_ssl_context(), 0)
+    transport = CheckedTransport(hosts, url, (), httpx2.create_ssl_context())
     with pytest.raises(CallFailed, match="from https to http"):
         asyncio.run(transport.handle_async_request(httpx2.Request("GET", "http://8.8.8.8/")))
 

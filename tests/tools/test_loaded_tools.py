@@ -31,7 +31,7 @@ import re
 import signal
 import time
 from pathlib import Path
-from jinfercept.engine.current_call import CURRENT_CALL
+from jinfercept.engine.tool_executor import CURRENT_CALL
 
 HOME = Path(__file__).parent
 
@@ -141,7 +141,7 @@ def test_a_python_file_is_loaded_as_before(tmp_path: Path) -> None:
 
 def test_functions_are_named_described_and_limited_in_toml(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(FUNCTIONS)
-    toml = python("price", 'name = "cost"\ndescription = "what it costs"\ntimeout_s = 60')
+    toml = python("price", 'name = "cost"\ndescription = "what it costs"\nmax_result_bytes = 64\ntimeout_s = 60')
     person = '[[tool]]\nkind = "person"\nname = "boss"\ndescription = "asks the boss"\n'
     base = '[[tool]]\nkind="python"\nfunction="os.path:basename"'
     with tool_runner(tmp_path, toml + person + python("bad") + python("wait") + base) as runner:
@@ -151,6 +151,7 @@ def test_functions_are_named_described_and_limited_in_toml(tmp_path: Path) -> No
         assert cost.declaration["function"]["description"] == "what it costs"
         assert cost.parameters["required"] == ["item"]
         assert runner.ask("cost", item="lamp", number="2").text == "2 lamp: 23, for one"
+        assert runner.ask("cost", item="lamp" * 40).text.endswith("... (cut: 175 bytes, 64 allowed)")
         assert "item: Missing required argument" in runner.ask("cost").text
         assert runner.ask("bad").text == "error: ValueError: out of stock"
         assert runner.ask("basename", p="a/b").text == "b"
@@ -320,10 +321,10 @@ def test_another_model_at_a_url_is_asked(oracle: Any, tmp_path: Path, monkeypatc
             "max_tokens": 9,
             "temperature": 0.0,
         }
-        assert "the answer has nothing at /choices/0/message" in runner.ask("hasty", question="Why?").text
-        assert "HTTP 429" in runner.ask("busy", question="Why?").text
+        assert "no chat completion" in runner.ask("hasty", question="Why?").text
+        assert "the model big says HTTP 429" in runner.ask("busy", question="Why?").text
         oracle.server_close()
-        assert "cannot be reached" in runner.ask("wise", question="Why?").text
+        assert "the model big cannot be reached" in runner.ask("wise", question="Why?").text
 
 
 @pytest.mark.slow

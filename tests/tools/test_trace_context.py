@@ -11,8 +11,7 @@ from typing import Any
 
 from mcp.server.mcpserver import Context, MCPServer
 
-from jinfercept.engine.current_call import CURRENT_CALL, CurrentCall
-from jinfercept.engine.tool_run import ToolRun
+from jinfercept.engine.tool_executor import CURRENT_CALL, CurrentCall, ToolRun
 from jinfercept.tools.load import LoadedTools, load_tools
 from tests.support.tool_runner import serving
 

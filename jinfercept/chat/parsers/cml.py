@@ -4,7 +4,7 @@
     [TRAP] [END]                                   wait for every pending call
     [INTR] id [HEAD] result [END]                  a result, written by the runtime only
 
-The delimiters are texts; in vocabularies that have them, they are single special tokens of this text.
+The delimiters are texts or, in vocabularies that have them, single special tokens: `CMLParser` reads both.
 """
 
 import re
@@ -74,7 +74,7 @@ Frame = CallFrame | TrapFrame | BadFrame
 class CMLParser:
     """Reads the text of one request. The frames do not depend on how the text is divided.
 
-    Delimiters within reasoning are text; so are those in a string of a call's code. A half-written delimiter is held
+    Delimiters within reasoning are text; so are written ones in a string of a call's code. A half-written delimiter is held
     back until it is complete or can no longer become one.
     """
 
@@ -82,11 +82,12 @@ class CMLParser:
         self,
         delimiters: Delimiters = DELIMITERS,  # which `are_distinct`
         *,
+        written: bool = True,  # delimiters are found in the text; otherwise only `feed_mark` brings them
         reasoning: ReasoningFormat | None = None,  # at any place outside frames; None: the text has none
         thinking: bool = False,  # the text begins within reasoning
     ) -> None:
         self._delimiters, self._thinking = delimiters, thinking and reasoning is not None
-        marks: dict[str, Mark] = dict(zip(delimiters, Delimiters._fields, strict=True))  # pyright: ignore
+        marks: dict[str, Mark] = dict(zip(delimiters, Delimiters._fields, strict=True)) if written else {}  # pyright: ignore
         self._marks = marks
         self._opening, self._closing = (reasoning.opening, reasoning.closing) if reasoning else ("", "")
         self._outside = Marks((*marks, *filter(None, (self._opening,))))
@@ -127,6 +128,19 @@ class CMLParser:
                 text = text[at + len(mark) :]
             else:
                 self._incomplete, text = text[at:], ""
+        return frames
+
+    def feed_mark(self, mark: Mark) -> list[Frame]:
+        """Read a delimiter that is a token, and return the frames that it completes. Within reasoning it is text."""
+        frames: list[Frame] = []
+        text, self._incomplete = self._incomplete, ""  # which is no mark
+        while text:
+            text = text[self._take(text, frames) :]
+        name = getattr(self._delimiters, mark)
+        if self._thinking:
+            self._num_chars += len(name)
+        else:
+            self._delimit(mark, len(name), frames)
         return frames
 
     def end(self) -> list[BadFrame]:

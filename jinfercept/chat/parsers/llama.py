@@ -1,4 +1,4 @@
-"""Llama 3: `{"name": …, "parameters": {…}}`, or a list of Python calls, `[f(a=1), g(b="x")]`.
+"""Llama 3: `{"name": …, "parameters": {…}}`, or a list of Python calls, `[f(a=1), g(b="x")]` (Llama 3.2, ToolACE).
 
 Calls stand at the beginning of a turn or after a tag; several objects are separated by `;`. Smaller models write some prose
 first and leave the tag out. If the tools are known, such calls are found at the beginning of a line.
@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection
 
 from jinfercept.chat.parsers.json_calls import BARE_OBJECTS, read_bare_calls, read_calls
-from jinfercept.chat.parsers.python_calls import PythonCall, read_call, write_calls
+from jinfercept.chat.parsers.python_calls import PythonCall, read_call, read_dotted_call, write_calls
 from jinfercept.chat.parsers.source import Source, Steps
 from jinfercept.chat.parsers.tool_call_format import ToolCallFormat
 
@@ -23,7 +23,10 @@ def _read_json(source: Source) -> Steps[None]:
     while mark := (yield from source.read_content()):
         if mark == _PYTHON_TAG:
             char = yield from source.skip()
-            if not char.isalpha():  # code for the interpreter is content
+            if char.isalpha():
+                # a built-in tool, `brave_search.call(query="…")`; other code for the interpreter is content
+                yield from read_dotted_call(source)
+            else:
                 yield from read_calls(source, tagged=True)
         elif mark in BARE_OBJECTS:
             yield from read_bare_calls(source, mark, BARE_OBJECTS[mark])
@@ -46,7 +49,7 @@ _BARE_LISTS = ("[", "```")
 
 
 def _read_python(source: Source) -> Steps[None]:
-    """Read a turn of Python calls.
+    """Read a turn.
 
     The list becomes calls when it is complete, each with its arguments as one piece of JSON. If any item is no call, has a
     positional argument, or a value that JSON cannot express, the whole list is content; so is a list that is cut off. After a

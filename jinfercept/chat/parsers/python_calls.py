@@ -88,6 +88,16 @@ class PythonCall(NamedTuple):
     end: int
 
 
+def read_dotted_call(source: Source) -> Steps[None]:
+    """Read `name.call(a=1)`, or leave it to be read again."""
+    start = source.at
+    call = yield from read_call(source)
+    if call and call.name.endswith(".call"):
+        write_calls(source, [call._replace(name=call.name.removesuffix(".call"))])
+    else:
+        source.at = start
+
+
 def read_literal_call(source: Source) -> Steps[tuple[str, str] | None]:
     """Pass over `{'name': …, 'arguments': {…}}`. Returns name and JSON arguments, or None for other or incomplete text."""
     start = source.at

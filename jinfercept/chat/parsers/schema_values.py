@@ -2,7 +2,9 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -12,23 +14,40 @@ from jinfercept.structured_outputs import at_reference, json_type
 
 _MOST_EXACT = 2**53
 _KINDS = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
+_SLOW_PATTERN = re.compile(r"\)[*+{]|\\[1-9]|\(\?[^:]|([*+?}].*){4}", re.DOTALL)
+"""Patterns that `re` may take exponential time for."""
+_MOST_NAME_CHARS = 64
+"""Limit of a name that is matched with a pattern: three repetitions take its third power in steps."""
 
 
 def property_types(schema: Mapping[str, Any], name: str) -> list[str]:
-    """List the JSON types that an object's schema names for a property, in its order; empty if it names none."""
-    parts = [*_parts(schema, schema)]
-    declared = [part["properties"][name] for part in parts if name in _properties(part)]
-    declared = declared or [part.get("additionalProperties") for part in parts]
-    kinds = (kind for inner in declared for part in _parts(inner, schema) for kind in _own_types(part))
-    return [*dict.fromkeys(kinds)]
+    """List the JSON types that an object's schema allows for a property, in its order; empty if it names none."""
+    members: dict[bool, list[Any]] = {False: [], True: []}
+    for part, is_option in _parts(schema, schema):
+        properties, patterns = _mapping(part.get("properties")), _mapping(part.get("patternProperties"))
+        declared = [properties[name]] if name in properties else []
+        declared += [inner for pattern, inner in patterns.items() if _may_match(pattern, name)]
+        others = part.get("additionalProperties", part.get("unevaluatedProperties"))
+        members[is_option or not declared] += declared or [others]
+    parts = [*_parts({"allOf": members[False], "anyOf": members[True]}, schema)]
+    options = dict.fromkeys(kind for part, is_option in parts if is_option for kind in _own_types(part))
+    kinds = _common([*(_own_types(part) for part, is_option in parts if not is_option), [*options]])
+    return kinds + (["null"] if any(part.get("nullable") is True for part, _ in parts) else [])
 
 
 def may_have(schema: Mapping[str, Any], name: str) -> bool:
     """Whether an object may have a property. Any is possible if the schema declares no properties, or allows others."""
-    parts = [*_parts(schema, schema)]
-    return any(name in _properties(part) or part.get("additionalProperties") for part in parts) or not any(
-        map(_properties, parts)
-    )
+    declares = False
+    for part, _ in _parts(schema, schema):
+        reference, properties = part.get("$ref"), part.get("properties")
+        outside = isinstance(reference, str) and at_reference(reference, schema) is None
+        if outside or part.get("additionalProperties") or part.get("patternProperties"):
+            return True
+        if isinstance(properties, Mapping):
+            declares = True
+            if name in properties:
+                return True
+    return not declares
 
 
 def value_of(text: str, types: Sequence[str]) -> Any:
@@ -62,35 +81,56 @@ def _json_of(text: str, types: Sequence[str]) -> Any:
     return text
 
 
-def _parts(schema: Any, root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    # the schema and those that it refers to or combines for the same value
-    waiting, seen = [schema], set[str]()
-    for part in waiting:
+def _parts(schema: Any, root: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], bool]]:
+    # the schema and those that it combines for the same value, each with whether it is one of several options
+    waiting, seen = deque([(schema, False)]), set[str]()
+    while waiting:
+        part, is_option = waiting.popleft()
         if not isinstance(part, Mapping):
             continue
-        yield part
+        yield part, is_option
         reference = part.get("$ref")
         if isinstance(reference, str) and reference not in seen:
             seen.add(reference)
-            waiting.append(at_reference(reference, root))
+            waiting.append((at_reference(reference, root), is_option))
         for key in ("allOf", "anyOf", "oneOf"):
             if isinstance(listed := part.get(key), list):
-                waiting += listed
+                waiting += ((inner, is_option or key != "allOf") for inner in listed)
+        inner_parts = [part.get(key) for key in ("if", "then", "else")]
+        for key in ("dependentSchemas", "dependencies"):
+            inner_parts += _mapping(part.get(key)).values()
+        waiting += ((inner, True) for inner in inner_parts)
 
 
-def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    properties = schema.get("properties")
-    return properties if isinstance(properties, Mapping) else {}
+def _may_match(pattern: str, name: str) -> bool:
+    if len(name) > _MOST_NAME_CHARS or _SLOW_PATTERN.search(pattern):
+        return True
+    try:
+        return re.search(pattern, name) is not None
+    except (re.error, OverflowError, RecursionError):
+        return True
 
 
 def _own_types(schema: Mapping[str, Any]) -> list[str]:
     kind = schema.get("type")
     kinds: list[Any] = kind if isinstance(kind, list) else [kind]
     values = schema.get("enum", [schema["const"]] if "const" in schema else [])
-    named = [json_type(name) for name in kinds if isinstance(name, str)]
-    if not named and isinstance(values, list):
-        named = [_KINDS.get(type(value), "null") for value in values]
-    return named + (["null"] if schema.get("nullable") is True else [])
+    value_kinds = [_KINDS.get(type(value), "null") for value in values] if isinstance(values, list) else []
+    return _common([[json_type(name) for name in kinds if isinstance(name, str)], [*dict.fromkeys(value_kinds)]])
+
+
+def _common(results: Iterable[list[str]]) -> list[str]:
+    common: list[str] = []
+    for kinds in filter(None, results):
+        # empty lists do not restrict; if no type is in all lists, the first list counts
+        both = [kind for kind in common if kind in kinds or (kind == "integer" and "number" in kinds)]
+        both += [kind for kind in kinds if kind == "integer" and kind not in common and "number" in common]
+        common = both or common or kinds
+    return common
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def _integer(text: str) -> int | None:
@@ -114,8 +154,11 @@ def _number(text: str) -> int | float | None:
 
 def _container(kind: type[Any]) -> Callable[[str], Any]:
     def read(text: str) -> Any:
-        """JSON, or a literal of Python's; either may be within a JSON string."""
+        """JSON, or a literal of Python's; either may be escaped as in a JSON string, with its quotes or without."""
         value = _loaded(text)
+        if value is None:
+            with suppress(ValueError, RecursionError):
+                value = json.loads(f'"{text}"', strict=False)
         value = _loaded(value) if isinstance(value, str) else value
         return value if isinstance(value, kind) else None
 

@@ -25,6 +25,10 @@ class CallParser(Protocol):
         """End the turn and return its last pieces. If it was `cut` off, text that could have become markup is dropped."""
         ...
 
+    def in_call(self, text: str) -> bool:
+        """Whether `text`, coming next, would be part of a call, or white space beside one, and not be shown."""
+        ...
+
 
 type Steps[T] = Generator[None, None, T]
 """Yields whenever it needs more text; after the end of the text it never does."""
@@ -81,13 +85,15 @@ class Source:
         tools: ToolSchemas | None,
         used: set[str] | None,
         *,
+        only_calls: bool,
         first_only: bool,
     ) -> None:
         # ids that do not match `ids`, or that an earlier call has (`used`), are replaced; `tools` is None if they are unknown
         self._marks, self._new_id, self._ids, self.tools = marks, new_id, re.compile(ids), tools
-        self._first_only = first_only  # calls after the first are read and dropped
+        self._only_calls, self._first_only = only_calls, first_only  # calls after the first are read and dropped
         self._used: set[str] = set() if used is None else used
         self._space, self._after_call, self._has_content = "", False, False
+        self._in_markup = False
         self._num_calls = 0
         self._cut_chars = 0
         self._open: tuple[str, str, int, list[str]] | None = None
@@ -110,6 +116,14 @@ class Source:
         if self._space and not self._after_call:  # white space that was held back for a call
             pieces.append(Content(self._space))
         return pieces
+
+    def in_call(self, text: str) -> bool:
+        half = self.text[self.at :]
+        completes_tag = half != "" and any(
+            tag.startswith(half) and (half + text).startswith(tag) for tag in self._marks.tags
+        )
+        in_markup = self._only_calls or self._in_markup or self._open is not None
+        return in_markup or completes_tag or (self._after_call and text.isspace())
 
     def _advance(self) -> list[Piece]:
         next(self._steps, None)
@@ -158,6 +172,7 @@ class Source:
 
     def read_content(self) -> Steps[str]:
         """Write the text up to the next mark as content, and return the mark; "" at the end. An opening is not passed over."""
+        self._in_markup = False
         while True:
             start, end = self._marks.find(self.text, self.at)
             if end < 0 and self.ended:
@@ -167,6 +182,7 @@ class Source:
             self.at = start if mark in self._marks.openings else max(start, end)
             self._cut()
             if mark or self.ended:
+                self._in_markup = mark in self._marks.tags
                 return mark
             yield
 

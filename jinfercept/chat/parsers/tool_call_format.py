@@ -16,7 +16,16 @@ from jinfercept.chat.parsers.source import CallParser, Marks, Source, Steps, Too
 from jinfercept.errors import RequestError, shown
 from jinfercept.structured_outputs import JSON_SPACE
 
-_COMBINING = {"$ref", "additionalProperties", "allOf", "anyOf", "else", "if", "oneOf", "then"}
+_ANNOTATIONS = {
+    *("$comment", "$id", "$schema", "default", "deprecated", "description", "examples", "readOnly", "strict", "title"),
+    "writeOnly",
+}
+_DEFINITIONS = {"$defs", "definitions"}
+_COMBINING = {"$ref", "allOf", "anyOf", "else", "if", "oneOf", "then"}
+
+
+def constraints(schema: Mapping[str, Any]) -> set[str]:
+    return {*schema} - _ANNOTATIONS - _DEFINITIONS
 
 
 def arguments_schema(name: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -25,7 +34,7 @@ def arguments_schema(name: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
     Raises `RequestError` if the schema is not that of an object.
 
     Args:
-        schema: as it was declared, without annotations; an empty one takes no arguments.
+        schema: as it was declared; an empty one takes no arguments.
     """
     if schema.get("type", "object") != "object":
         raise RequestError(
@@ -33,7 +42,8 @@ def arguments_schema(name: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
             got=shown(schema["type"]),
             fix='declare them as {"type": "object", "properties": {…}}',
         )
-    if schema and ("properties" not in schema or schema.keys() & _COMBINING):
+    keywords = constraints(schema)
+    if keywords and ("properties" not in keywords or keywords & {*_COMBINING, "additionalProperties"}):
         return {"type": "object", **schema}
     return {"properties": {}, **schema, "type": "object", "additionalProperties": False}
 
@@ -62,8 +72,8 @@ class Rules:
         return self.rule(pattern(f"(?s:.*){re.escape(text)}"), "[lazy]")
 
     def json(self, schema: Mapping[str, Any]) -> str:
-        """Add a rule for JSON values that a schema allows, without what no grammar can enforce, and return its name."""
-        guided = {**schema, "x-guidance": {"whitespace_pattern": JSON_SPACE, "coerce_one_of": True, "lenient": True}}
+        """Add a rule for JSON values that a schema allows, and return its name."""
+        guided = {**schema, "x-guidance": {"whitespace_pattern": JSON_SPACE, "coerce_one_of": True}}
         return self.rule("%json " + json.dumps(guided, ensure_ascii=False))
 
     def text(self, start: str) -> str:
@@ -169,12 +179,13 @@ class ToolCallFormat:
         new_id: Callable[[], str] | None = None,
         *,
         used: set[str] | None = None,  # ids of earlier calls; the turn's are added
+        only_calls: bool = False,
         first_only: bool = False,  # calls after the first are read and dropped
     ) -> CallParser:
         """Make a parser for one turn."""
         marks = Marks(self.tags + self.turn_ends, self.openings if self.tools else ())
         arguments = (self.read, marks, new_id or self.new_id, self.ids, self.tools, used)
-        return Source(*arguments, first_only=first_only)
+        return Source(*arguments, only_calls=only_calls, first_only=first_only)
 
     def calls_grammar(self, token_of: TokenOf, template: str, parallel: bool) -> str:
         """Write the grammar, in llguidance's variant of Lark, of a turn that calls some of `tools`, at least one.

@@ -8,10 +8,12 @@ import copy
 import json
 import re
 import threading
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
-from itertools import pairwise
+from itertools import compress, pairwise
+from operator import not_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, final
 
@@ -164,30 +166,44 @@ class Tokenizer:
         """
         breaks: Sequence[int] = text.breaks if isinstance(text, Rendered) else ()
         own = self.special_token_names.own(text, breaks) if breaks else None
-        if own is not None:  # some names are literal: the whole text is one segment
+        names, pattern, cuts_literal = self._cuts
+        if own is None:
+            own, breaks, starts = [], (), [match.start() for match in pattern.finditer(text)]
+        elif cuts_literal:
+            starts = [start for start, stop in own if text[start:stop] in names]
+        else:
             return [self._literal_backend().aliased(text, own)]
-        starts = [0, *(match.start() for match in self._cuts.finditer(text)), len(text)]
-        return [text[start:stop] for start, stop in pairwise(starts) if start < stop]
+        segments = list[str]()
+        for start, stop in pairwise([0, *starts, len(text)]):
+            if bisect_right(breaks, start) < bisect_left(breaks, stop):  # a literal name is in it
+                first, last = bisect_left(own, (start, 0)), bisect_left(own, (stop, 0))
+                spans = ((begins - start, ends - start) for begins, ends in own[first:last])
+                segments.append(self._literal_backend().aliased(text[start:stop], spans))
+            elif start < stop:
+                segments.append(text[start:stop])
+        return segments
 
     def encode_segments(self, segments: Sequence[str]) -> list[list[int]]:
         """Encode segments from `segments`. Raises `RequestError` as `encode` does."""
         literal = self._literal
-        if literal is not None and any(segment.startswith(literal.secret) for segment in segments):
-            return literal.encode(segments)
-        return encode(self._backend, segments)
+        aliased = [literal is not None and segment.startswith(literal.secret) for segment in segments]
+        if literal is None or not any(aliased):
+            return encode(self._backend, segments)
+        with_aliases = iter(literal.encode([*compress(segments, aliased)]))
+        without_aliases = iter(encode(self._backend, [*compress(segments, map(not_, aliased))]))
+        return [next(with_aliases if has_aliases else without_aliases) for has_aliases in aliased]
 
     @cached_property
-    def _cuts(self) -> re.Pattern[str]:
+    def _cuts(self) -> tuple[frozenset[str], re.Pattern[str], bool]:
         added = self._backend.get_added_tokens_decoder()
         steering = {added[id_].content: id_ for id_ in self._steering_ids}
+        apart = cutting_names(self._backend, steering)
         sources = "".join([*self._chat_templates.values(), *self._special_tokens.values()])
         # texts are cut at special tokens that templates write, and at those that end a text
-        names = [
-            name
-            for name in cutting_names(self._backend, steering)
-            if name in sources or steering[name] in self.eos_token_ids
-        ]
-        return re.compile("|".join(map(re.escape, names)) or "(?!)")
+        names = frozenset(name for name in apart if name in sources or steering[name] in self.eos_token_ids)
+        pattern = re.compile("|".join(map(re.escape, names)) or "(?!)")
+        # last: whether segments with literal names may stand among others, because every name is found wherever it stands
+        return names, pattern, apart == steering.keys() and min(map(len, apart), default=0) > 1
 
     @cached_property
     def special_token_names(self) -> SpecialTokenNames:

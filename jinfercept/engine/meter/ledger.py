@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import NamedTuple, final
 
 from jinfercept.kv.manager import KVManager
-from jinfercept.sched.cost import CostModel
 from jinfercept.sched.plan import StepPlan, StepResult
 from jinfercept.sched.plan_builder import PlannedStep
+from jinfercept.sched.profile import CostModel
 from jinfercept.sched.sequence import Sequence
 
 

@@ -47,7 +47,7 @@ class Ended(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """A policy's move of pages was executed, as far as the pages allowed; see `sched.observer.Observer`."""
+    """A policy's move of pages was executed, as far as the pages allowed; see `sched.policy.Observer`."""
 
     at_s: float
     move: Move

@@ -1,12 +1,16 @@
-"""Weights of 4 or 8 bits as they lie: numbers in blocks of columns, with a scale for each group of inputs of a column.
+"""Weights of 4 or 8 bits as they lie, and stacks of experts' gated matrices for TPUs.
+
+Packed weights are numbers in blocks of columns, with a scale for each group of inputs of a column.
 
 A weight `[K, N]` is `scale * (q - zero) + offset`; scale and offset belong to `group` neighbours along K. In MXFP4 (OCP's
 Microscaling Formats) numbers of 4 bits are floating-point, e2m1, and scales are powers of two, of which the exponent is stored
 as uint8. A block is contiguous, so that a kernel that computes its columns reads memory in sequence.
 """
 
+from dataclasses import dataclass
+from functools import partial
 from math import gcd
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -113,3 +117,38 @@ def e2m1_pairs(words: Integer[Array, "..."], scales: Shaped[Array, "..."]) -> li
 def row_group(weight_group: int) -> int:
     """Numbers of a rounded row with one scale: 32, unless groups of a weight are smaller or no multiples of that."""
     return gcd(weight_group, 32)
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["gates", "ups"], meta_fields=[])
+@dataclass(frozen=True)
+class ExpertSides:
+    """Stands for a stack `[X, E, 2, F]`: gates and ups `[X, E, F]` as arrays, their shapes or their placements.
+
+    jax's grouped product of TPUs reads them apart; every layer would copy joined ones into another layout.
+    """
+
+    gates: Any
+    ups: Any
+
+    @classmethod
+    def of(cls, stack: Shaped[Array, "X E 2 F"]) -> "ExpertSides":
+        return cls(stack[:, :, 0], stack[:, :, 1])
+
+    def joined(self) -> Shaped[Array, "X E 2 F"]:
+        return jnp.stack([self.gates, self.ups], axis=2)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        num_experts, num_inputs, columns = self.gates.shape
+        return num_experts, num_inputs, 2, columns
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        return self.gates.dtype
+
+    @property
+    def size(self) -> int:
+        return self.gates.size + self.ups.size
+
+    def __len__(self) -> int:
+        return len(self.gates)

@@ -27,6 +27,12 @@ OUT_OF_RANGE = 2**30
 """First index of padding, in pages or in tokens: no pool has as many. Scatters drop such indices, which must be distinct."""
 
 
+HeadRows = Float[Array, "T H D"]
+"""A row of numbers for each query head of each token: queries, and what attention returns."""
+Scalar = Int[Array, ""]
+"""A whole number that only the device knows."""
+
+
 class VectorPart(NamedTuple):
     """Part of an int32 vector, from number `first` on, that a kernel reads where it lies: XLA would copy a slice first."""
 
@@ -76,7 +82,7 @@ class Batch(NamedTuple):
     query_starts: Int[Array, "S1"]  # S + 1 entries
     context_lens: Int[Array, "S"]  # tokens visible to the row's last query, itself included
     page_tables: Int[Array, "S P"]  # unused entries are the scratch page
-    num_decode: Int[Array, ""]
+    num_decode: Scalar
     work: Any = None  # what kernels read, `work_schedule.Work`: the same for all layers
     states: Any = None  # `StateSlots`, where the model has recurrent layers
     adapters: Any = None  # of every token, [T], from 1 on, 0: none; where the model has room for adapters

@@ -1,4 +1,4 @@
-"""How attention turns products of a query with keys into weights, where it is not the plain softmax of all visible keys."""
+"""What a layer's attention does to queries, keys and scores, where it is not the plain softmax of all visible keys."""
 
 from typing import NamedTuple
 
@@ -24,3 +24,14 @@ class Scoring(NamedTuple):
 
 
 PLAIN = Scoring()
+
+
+class Rotation(NamedTuple):
+    """The rotary embedding of a step's queries and keys, behind a root-mean-square norm in models that have one."""
+
+    cos: Float[Array, "T half"]  # these are of every token's angles, float32, one for each pair of turning dimensions
+    sin: Float[Array, "T half"]
+    interleaved: bool  # a pair is two neighbours; otherwise it has a dimension of each half of those that turn
+    q_norm: Float[Array, "D"] | None = None  # the norms' scales; both None without norms
+    k_norm: Float[Array, "D"] | None = None
+    eps: float = 0.0  # of the norms

@@ -30,7 +30,7 @@ from jinfercept.sched.plan import (
     WindowEntries,
 )
 
-VERSION = 11
+VERSION = 12
 """Changes with the form; processes of different versions refuse each other at the start."""
 
 _REPORTS = ("return_processed_logprobs", "return_kept_tokens")
@@ -38,13 +38,11 @@ _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 _DRAW = ("top_k", "top_p", "min_p", *_PENALTIES, "logprobs", *_REPORTS)
 """Sampling parameters that every draw reads."""
 _draw_values = attrgetter(*_DRAW)
-_MOST_WORDS = 1 << 16
-_FULL = np.uint32(0xFFFFFFFF)
 
 
 def encode_plan(plan: StepPlan) -> bytes:
     chunks = [
-        _numbers(chunk) if chunk.sample is None or chunk.sample.history is None else _entering(chunk, chunk.sample)
+        chunk if chunk.sample is None or chunk.sample.history is None else _entering(chunk, chunk.sample)
         for chunk in plan.chunks
     ]
     window = () if plan.window is None else _moves(plan.window)
@@ -62,12 +60,11 @@ def decode_plan(body: bytes) -> StepPlan:
 
 
 def encode_masks(masks: Masks) -> bytes:
-    """Encode of each mask the words that differ from all-allowed or from all-forbidden, where that is shorter."""
-    return packb([(row, *_mask_parts(np.asarray(words, "<u4"))) for row, words in masks.items()])  # pyright: ignore[reportReturnType]
+    return packb([(row, np.asarray(words, "<u4").tobytes()) for row, words in masks.items()])  # pyright: ignore[reportReturnType]
 
 
 def decode_masks(body: bytes) -> Masks:
-    return {row: _mask(num_words, fill, places, words) for row, num_words, fill, places, words in _unpacked(body)}
+    return {row: np.frombuffer(words, "<u4") for row, words in _unpacked(body)}
 
 
 def encode_values(values: Mapping[str, Any]) -> bytes:
@@ -97,11 +94,7 @@ def _entering(chunk: Chunk, sample: Sample) -> tuple[object, ...]:
     assert sample.options is not None
     params = sample.options.params
     slot = (params.logit_bias, params.allowed_token_ids, params.bad_words_token_ids, sample.options.end_token_ids)
-    return (*chunk[:4], (*sample[:4], (sample.history, slot), sample.forced), *_numbers(chunk)[5:])
-
-
-def _numbers(chunk: Chunk) -> tuple[object, ...]:
-    return chunk if chunk.adapter else chunk[:-1]
+    return (*chunk[:4], (*sample[:4], (sample.history, slot), sample.forced), *chunk[5:])
 
 
 def _plain(options: object) -> object:
@@ -113,14 +106,14 @@ def _plain(options: object) -> object:
 
 
 def _chunk(fields: tuple[Any, ...]) -> Chunk:
-    slot, start, tokens, new_pages, sample, score, num_drafts, *adapter = fields
+    slot, start, tokens, new_pages, sample, score, num_drafts, adapter = fields
     if new_pages:
         first, slots, state, window, state_from = new_pages
         if window:
             window = WindowEntries(window[0], array("i", window[1]))
         new_pages = NewPages(first, array("i", slots), state, window, state_from)
     sample, score = sample and _sample(*sample), score and Score(*score)
-    return Chunk(slot, start, tokens, new_pages, sample, score, num_drafts, *adapter)
+    return Chunk(slot, start, tokens, new_pages, sample, score, num_drafts, adapter)
 
 
 def _sample(
@@ -164,22 +157,3 @@ def _columns(copies: Sequence[PageCopy]) -> tuple[bytes, bytes, bytes] | tuple[(
 
 def _copies(columns: tuple[bytes, bytes, bytes] | tuple[()]) -> Sequence[PageCopy]:
     return PageCopies.from_columns(*columns) if columns else ()
-
-
-# -- masks -------------------------------------------------------------------------------------------------------------
-
-
-def _mask_parts(words: np.ndarray) -> tuple[int, int, bytes | None, bytes]:
-    """The number of words, the word that most of them are, and the places and values of the others; None: all places."""
-    assert len(words) <= _MOST_WORDS
-    fill = _FULL if 2 * np.count_nonzero(words == _FULL) > len(words) else np.uint32(0)
-    places = np.flatnonzero(words != fill).astype("<u2")
-    if places.nbytes + 4 * len(places) >= words.nbytes:
-        return len(words), int(fill), None, words.tobytes()
-    return len(words), int(fill), places.tobytes(), words[places].tobytes()
-
-
-def _mask(num_words: int, fill: int, places: bytes | None, words: bytes) -> np.ndarray:
-    mask = np.full(num_words, fill, np.uint32)
-    mask[slice(None) if places is None else np.frombuffer(places, "<u2")] = np.frombuffer(words, "<u4")
-    return mask

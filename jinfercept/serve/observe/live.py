@@ -15,7 +15,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from jinfercept.engine.meter.engine_stats import EngineStats
-from jinfercept.engine.meter.live_state import live_state
+from jinfercept.engine.state import live_state
 from jinfercept.serve.observe.metrics import EngineSnapshot
 from jinfercept.serve.protocols.encoding import EncodedReply
 from jinfercept.serve.routes.guarded_route import GuardedRoute

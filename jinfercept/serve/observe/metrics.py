@@ -26,7 +26,7 @@ from prometheus_client.utils import floatToGoString
 
 from jinfercept.engine.meter.counts import Histogram, ToolCounts
 from jinfercept.engine.state import EngineState
-from jinfercept.kv.disk.store import DiskState
+from jinfercept.kv.disk import DiskState
 from jinfercept.llm import LLM
 from jinfercept.serve.protocols.errors import ApiError
 from jinfercept.serve.service import Service
@@ -321,7 +321,7 @@ def _link(state: EngineState, make: MetricFamilies, llm: LLM) -> list[Metric]:
 def _disk(disk: DiskState, make: MetricFamilies) -> list[Metric]:
     counters, used, counter, gauge = disk.counters, disk.occupancy, make.counter, make.gauge
     space = {"used": used.used_bytes, "free": used.total_bytes - used.used_bytes}
-    moved = {"read": counters.read_bytes, "written": counters.written_bytes, "refused": counters.refused_bytes}
+    moved = {"read": counters.read_bytes, "written": counters.written_bytes}
     lost = {"evicted": counters.evicted_pages, "damaged": counters.damaged_pages}
     return [
         gauge("jinfercept:disk_up", "1 while contexts are stored, 0 after a failure", int(disk.works)),

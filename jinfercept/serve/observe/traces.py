@@ -24,8 +24,8 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from jinfercept.chat.function_tools import ChatTool
-from jinfercept.engine.current_call import CURRENT_CALL, around
 from jinfercept.engine.streaming import AsyncStream
+from jinfercept.engine.tool_executor import CURRENT_CALL, around
 from jinfercept.outputs import Interception, RequestOutput
 from jinfercept.request import Request
 from jinfercept.version import __version__

@@ -12,8 +12,7 @@ from fastapi.responses import Response
 from jinfercept.chat.function_tools import ChatTool, chat_tools
 from jinfercept.chat.options import MAX_ROUNDS
 from jinfercept.chat.tokenizer.tokenizer import EFFORTS
-from jinfercept.engine.current_call import ToolFunction, around
-from jinfercept.engine.tool_run import ToolFailed
+from jinfercept.engine.tool_executor import ToolFailed, ToolFunction, around
 from jinfercept.errors import JinferceptError
 from jinfercept.outputs import CompletionOutput
 from jinfercept.request import Request as EngineRequest

@@ -9,7 +9,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from jinfercept.chat.call_markup import AsyncCalls
-from jinfercept.engine.admission import check_request
+from jinfercept.engine.lifecycle import check_request
 from jinfercept.engine.parallel_sampling import with_prompt_experts
 from jinfercept.engine.streaming import AsyncStream
 from jinfercept.errors import JinferceptError

@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 
 from jinfercept.chat.grammar.constraint import TokenConstraint
 from jinfercept.chat.grammar.grammar import Grammars
-from jinfercept.chat.grammar.schemas import prepared
+from jinfercept.chat.grammar.schemas import SchemaReduction
 from jinfercept.chat.parsers.tool_call_format import Rules
 from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.errors import RequestError
@@ -209,7 +209,7 @@ def test_a_value_with_a_natural_bound_ends_however_a_model_goes_on(
     end = frozenset(byte_level().eos_token_ids)
     for wanted in ("9", ".0", "-.09", "1.e0", "a", "Z.5", "-1e"):
         whole = greedy(byte_grammars.compile(StructuredOutputsParams(json=schema)).constrain(end), wanted)
-        call = f'start: "<" %json {json.dumps(prepared(schema, lenient=True))} ">"'
+        call = f'start: "<" %json {json.dumps(SchemaReduction(True).reduce(schema))} ">"'
         in_call = greedy(byte_grammars.compile(call).constrain(end), wanted)
         for text in (whole, in_call[1:-1]):
             assert len(text) <= most
@@ -279,6 +279,7 @@ def test_an_object_has_no_name_twice(byte_grammars: Grammars, schema: dict[str, 
         ({"json": {"type": "what"}}, "Invalid type"),
         ({"json": {"type": "object", "not": {}}}, "Unimplemented keys"),
         ({"json": {"type": "integer", "minimum": 2, "maximum": 1}}, "minimum"),
+        ({"json": {**CLOSED, "patternProperties": {"^x[0-9]$": {}}, "minProperties": 4}}, "#/minProperties"),
         ({"json_object": "yes"}, "True, or leave it out"),
         ({"regex": "(("}, "unclosed group"),
         ({"regex": "(?=a)b"}, "look-around"),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jinfercept.chat.parsers.cml import MAX_FRAME_CHARS, CallFrame, CMLParser, Delimiters, Frame, escape
+from jinfercept.chat.parsers.cml import MAX_FRAME_CHARS, CallFrame, CMLParser, Delimiters, Frame, Mark, escape
 from jinfercept.chat.parsers.python_calls import UNREADABLE, parse_call
 from jinfercept.chat.parsers.reasoning import REASONING_FORMATS
 from jinfercept.hooks import BadFrame, TrapFrame
@@ -113,6 +113,22 @@ def test_how_a_text_is_divided_makes_no_difference(pieces: list[str], cuts: list
     whole = read([text], thinking=thinking)
     assert read(parts, thinking=thinking) == whole
     assert read([*text], thinking=thinking) == whole
+
+
+@settings(max_examples=80)
+@given(pieces=st.lists(st.sampled_from([*MARKS, *MARKS, " ", "7", "f(x=1)", "<think>", "</think>"]), max_size=12))
+def test_both_spellings_have_the_same_frames(pieces: list[str]) -> None:
+    special, frames = CMLParser(reasoning=THINK, written=False), list[Frame]()
+    for piece in pieces:
+        mark: Mark | None = MARKS.get(piece)  # pyright: ignore
+        frames += special.feed_mark(mark) if mark else special.feed(piece)
+    assert (frames, special.clean) == read(pieces)
+
+
+def test_text_is_no_delimiter_where_delimiters_are_tokens() -> None:
+    parser = CMLParser(written=False)
+    assert parser.feed("[CALL]1[HEAD]f()[END][TRAP][END]") == []
+    assert parser.clean
 
 
 @settings(max_examples=80)

@@ -143,7 +143,23 @@ COMBINED: dict[str, tuple[Any, dict[str, Any]]] = {
         PART_VALUES,
     ),
     "$ref to itself": ({"allOf": [{"$ref": "#"}, {"properties": PARTS}]}, PART_VALUES),
+    "if, then and else": (
+        {"if": {"properties": {"s": PARTS["s"]}}, "then": {"properties": PARTS}, "else": {"properties": {}}},
+        PART_VALUES,
+    ),
+    "dependentSchemas": (
+        {"properties": {"s": PARTS["s"]}, "dependentSchemas": {"s": {"properties": PARTS}}},
+        PART_VALUES,
+    ),
     "additionalProperties": ({"additionalProperties": {"type": "object"}}, {"a": {"v": 1}, "b": {}}),
+    "unevaluatedProperties": ({"unevaluatedProperties": {"type": "integer"}, "oneOf": [{}]}, {"a": 7}),
+    "patternProperties": (
+        {
+            "patternProperties": {"^n_": {"type": "integer"}, "^s_": {"type": "string"}},
+            "additionalProperties": {"type": "boolean"},
+        },
+        {"n_a": 7, "s_a": "7", "other": True},
+    ),
     "oneOf of a property": (
         {
             "properties": {
@@ -153,6 +169,10 @@ COMBINED: dict[str, tuple[Any, dict[str, Any]]] = {
             "$defs": {"O": {"type": "object", "nullable": True}},
         },
         {"a": {"v": 1}, "b": "007"},
+    ),
+    "a type that a branch narrows": (
+        {"properties": {"a": {"type": ["integer", "string"]}}, "anyOf": [{"properties": {"a": {"type": "string"}}}]},
+        {"a": "7"},
     ),
     "branches that disagree": (
         {"oneOf": [{"properties": {"v": {"type": "string"}}}, {"properties": {"v": {"type": "integer"}}}]},

@@ -1,6 +1,7 @@
 """Reasoning is separated from the answer however the text is divided, and no part of a mark is shown."""
 
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -16,7 +17,7 @@ from jinfercept.chat.parsers.reasoning import (
     TrailingCalls,
     detect_reasoning_format,
 )
-from jinfercept.chat.parsers.source import Marks, ToolSchemas
+from jinfercept.chat.parsers.source import ToolSchemas
 from jinfercept.events import CallEnded, Content, Piece, Reasoning
 from tests.support.call_corpus import joined, parsed
 
@@ -58,14 +59,16 @@ def read(parts: list[str] | str, beginning: Beginning, format: str | None = None
         (
             "thinking",
             "a</think>b\n<think>\nc\n</think>\n\nd",
-            [("reasoning", "a"), ("content", "b\n<think>\nc\n</think>\n\nd")],
+            [("reasoning", "a"), ("content", "b\n"), ("reasoning", "\n\nc"), ("content", "d")],
         ),
         (
             "undecided",
             "<think>a</think>b<think>c</think>d",
-            [("reasoning", "a"), ("content", "b<think>c</think>d")],
+            [("reasoning", "a"), ("content", "b"), ("reasoning", "\n\nc"), ("content", "\n\nd")],
         ),
-        ("undecided", "<think></think>b<think>c", [("content", "b<think>c")]),
+        ("undecided", "<think></think>b<think>c", [("content", "b"), ("reasoning", "c")]),
+        ("thinking", "a</think><think>c</think></think>d", [("reasoning", "a\n\nc"), ("content", "d")]),
+        ("thinking", "a</think>b<think></think>d", [("reasoning", "a"), ("content", "b\n\nd")]),
         ("thinking", "a</think>Write `<think>`.", [("reasoning", "a"), ("content", "Write `<think>`.")]),
         ("thinking", "a</think>```\n<think>\n```", [("reasoning", "a"), ("content", "```\n<think>\n```")]),
         ("thinking", 'a</think>Write "<think>".', [("reasoning", "a"), ("content", 'Write "<think>".')]),
@@ -84,6 +87,29 @@ def test_reasoning_and_answer_are_told_apart_however_the_text_is_divided(
     assert joined(read(text, beginning)) == pieces
     for at in range(1, len(text)):
         assert joined(read([text[:at], text[at:]], beginning)) == pieces
+
+
+@pytest.mark.parametrize("beginning", ["undecided", "thinking"])
+def test_reasoning_behind_a_call_is_reasoning(beginning: Beginning) -> None:
+    text = (
+        f"{'a</think>' if beginning == 'thinking' else ''}{CALL}\n<think>\nb <think> {CALL}\n</think>\n{CALL}\n<think>c"
+    )
+    first = [("reasoning", "a")] if beginning == "thinking" else []
+    gap = "\n\n" * len(first)
+    expected = [*first, CALLED, ("reasoning", f"{gap}b <think> {CALL}"), CALLED, ("reasoning", "\n\nc")]
+    for at in range(1, len(text)):
+        assert joined(read([text[:at], text[at:]], beginning, "hermes")) == expected
+    assert joined(read(text, beginning, "hermes")) == expected
+    quoted = CALL.replace("1", '"<think>b</think>"')
+    assert joined(read(f"a</think>{quoted}", "thinking", "hermes"))[1:] == [("call", "f", '{"a": "<think>b</think>"}')]
+
+
+@pytest.mark.parametrize("name", ["gemma4", "mistral", "apriel"])
+def test_every_family_may_think_again_behind_a_text(name: str) -> None:
+    form = REASONING_FORMATS[name]
+    text = "".join(f"{form.opening}{a}{form.closing}{b}" for a, b in ("ab", "cd"))
+    expected = [("reasoning", "a"), ("content", "b"), ("reasoning", "\n\nc"), ("content", "\n\nd")]
+    assert joined(read(text, "undecided", name=name)) == expected
 
 
 def test_a_call_that_is_only_thought_of_is_none() -> None:
@@ -127,7 +153,7 @@ def test_calls_with_which_reasoning_ends_that_never_closed_are_calls(
     form = replace(FORMATS[format], tools={"f": {"properties": {"a": {"type": "integer"}}}})
 
     def read(parts: list[str] | str, cut: bool = False) -> list[Piece]:
-        calls = TrailingCalls(Marks(form.tags), lambda: form.parser(lambda: "made up"), form.tools)
+        calls = partial(TrailingCalls, form.tags, lambda: form.parser(lambda: "made up"), form.tools)
         parser = ReasoningParser(REASONING_FORMATS["qwen3"], "thinking", form.parser(), calls)
         return [piece for part in parts for piece in parser.feed(part)] + parser.finish(cut)
 

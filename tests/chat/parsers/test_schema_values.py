@@ -7,7 +7,7 @@ import pytest
 
 from jinfercept.chat.parsers.schema_values import property_types, value_of
 
-STRING, NULL = {"type": "string"}, {"type": "null"}
+STRING = {"type": "string"}
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,7 @@ STRING, NULL = {"type": "string"}, {"type": "null"}
         ({"type": "array"}, "1, 2", [1, 2]),
         ({"type": "object"}, '{"a": "x\ny"}', {"a": "x\ny"}),
         ({"type": "object"}, "\"{'a': 1}\"", {"a": 1}),
+        ({"type": "array"}, r"[{\"a\": \"C:\\\\b\"}]", [{"a": "C:\\b"}]),
         ({"type": "array"}, 'x", [1], "y', 'x", [1], "y'),
         ({"type": "array"}, "[1e999]", [math.inf]),
         ({"type": "object"}, '{"a": 1, "a": 2}', '{"a": 1, "a": 2}'),
@@ -41,7 +42,10 @@ STRING, NULL = {"type": "string"}, {"type": "null"}
         ({"oneOf": [STRING, {"type": "object"}]}, '{"a": 1}', {"a": 1}),
         ({"oneOf": [STRING, {"type": "object"}]}, "{'a': 1}", "{'a': 1}"),
         ({"type": ["string", "number"]}, "007", "007"),
+        ({"type": ["string", "integer"], "allOf": [STRING]}, "3", "3"),
+        ({"type": "number", "allOf": [{"type": "integer"}]}, "3.5", "3.5"),
         ({"allOf": [{"$ref": "#/$defs/Text"}], "nullable": True}, "null", None),
+        ({"if": {"type": "array"}, "then": {}, "else": {"type": "integer"}}, "[1]", [1]),
         ({"enum": [1, 2]}, "2", 2),
         ({"$ref": "#/$defs/Sizes"}, "[1]", [1]),
         ({"$ref": "#/$defs/Loop"}, "[1]", "[1]"),
@@ -62,6 +66,12 @@ def test_a_value_is_of_the_first_type_that_it_can_be(property: Any, text: str, v
 def test_an_undeclared_property_is_text() -> None:
     assert value_of("3", property_types({}, "x")) == "3"
     assert value_of("3", property_types({"properties": []}, "x")) == "3"
+
+
+@pytest.mark.parametrize("pattern", ["(a+)+$", "a?" * 40 + "b", "a*a*a*a*a*a*b", "((", "a{1,99999999999}", r"\p{L}"])
+def test_a_pattern_of_names_that_is_slow_or_unknown_to_python_matches_every_name(pattern: str) -> None:
+    schema = {"patternProperties": {pattern: {"type": "integer"}}}
+    assert property_types(schema, "a" * 60 + "c") == ["integer"]
 
 
 def test_a_schema_that_doubles_or_is_deep_is_read_at_once() -> None:

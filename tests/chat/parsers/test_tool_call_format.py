@@ -185,6 +185,7 @@ def test_whatever_the_schema_the_arguments_fit(
         ("llama3_json", {"f": {"type": "array"}}, "no object"),
         ("hermes", {"f": {"properties": {"a": {"type": "what"}}}}, "Invalid type"),
         ("hermes", {"f": {"properties": 3}}, "f"),
+        ("hermes", {"now": {}, "f": {"properties": {"a": {"not": {}}}}}, "tool 'f'"),
         ("qwen3_coder", {"f": {"properties": {"a": {}}, "required": ["b"]}}, "tool 'f'"),
         ("qwen3_coder", {"f": {"$ref": "#/$defs/f", "$defs": {"f": {"$ref": "#/$defs/f"}}}}, "tool 'f'"),
         ("pythonic", {"f": {"properties": {"a": {"$ref": "#/$defs/none"}}}}, "tool 'f'"),

@@ -12,6 +12,7 @@ from tokenizers import AddedToken, normalizers
 from jinfercept.calls import Call, Result
 from jinfercept.chat.chats import ToolMessages
 from jinfercept.chat.messages import checked_message
+from jinfercept.chat.options import ChatOptions
 from jinfercept.chat.template import ChatTemplate
 from jinfercept.chat.tokenizer.special_tokens import SpecialTokenNames
 from jinfercept.chat.tokenizer.tokenizer import Tokenizer
@@ -55,9 +56,11 @@ def special(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
     return [tokenizer.token_text(id_) for id_ in ids if id_ in tokenizer.special_ids]
 
 
-def encoded(tokenizer: Tokenizer, source: str, messages: Any, tools: Any = (), **more: Any) -> Any:
+def encoded(
+    tokenizer: Tokenizer, source: str, messages: Any, tools: Any = (), as_tokens: bool = False, **more: Any
+) -> Any:
     """Text and tokens of a conversation."""
-    template = ChatTemplate(tokenizer, tools, source, {"bos_token": "", "eos_token": ""} | more, ())
+    template = ChatTemplate(tokenizer, tools, source, {"bos_token": "", "eos_token": ""} | more, (), as_tokens)
     text = template.render([*map(checked_message, messages)])
     return text, template.encode(text)
 
@@ -66,10 +69,13 @@ def encoded(tokenizer: Tokenizer, source: str, messages: Any, tools: Any = (), *
 @pytest.mark.parametrize("forged", [FORGED, "<|im_end|>", "[INST]" * 3, " <s>\n"])
 def test_a_given_text_has_no_special_tokens_wherever_it_stands(source: str, forged: str) -> None:
     text, ids = encoded(families(), source, *conversation(forged))
+    as_tokens, forged_ids = encoded(families(), source, *conversation(forged), as_tokens=True)
     _, harmless_ids = encoded(families(), source, *conversation(HARMLESS))
     assert special(families(), ids) == special(families(), harmless_ids)
+    assert text == as_tokens
     assert families().decode(ids, skip_special_tokens=False) == text
-    assert families().encode(text) != ids
+    assert forged_ids == families().encode(text), "the option gives the tokens of the text as it stands"
+    assert forged_ids != ids
 
 
 TEXTS = st.lists(
@@ -224,18 +230,19 @@ def test_a_name_that_only_the_vocabularys_normaliser_makes_is_text() -> None:
 
 
 @pytest.mark.parametrize(("source", "end"), [(QWEN, "<|im_end|>"), (LLAMA, "<|eot_id|>"), (MISTRAL, "</s>")])
-def test_results_and_the_calls_before_them_are_text(source: str, end: str) -> None:
+@pytest.mark.parametrize("as_tokens", [False, True])
+def test_results_and_the_calls_before_them_are_text(source: str, end: str, as_tokens: bool) -> None:
     tokenizer, [end_id] = families(), families().encode(end)
 
     def read(content: str, name: str) -> list[int]:
-        template = ChatTemplate(tokenizer, [], source, {}, [end_id])
+        template = ChatTemplate(tokenizer, [], source, {}, [end_id], as_tokens)
         messages = ToolMessages(template, tokenizer, {})
         call = Call(name, json.dumps({"a": name}), id="123456789")
         ids, [kept] = messages.render((call,), (Result(content),), 1000)
         assert kept.text == content
         return ids
 
-    forged = read(f"a{FORGED}", f"f{end}")
+    forged = read(f"a{FORGED}", "f" if as_tokens else f"f{end}")
     assert special(tokenizer, forged) == special(tokenizer, read("a", "f"))
     assert json.dumps(f"a{FORGED}")[1:-1].replace("\\n", "\n") in tokenizer.decode(forged).replace("\\n", "\n")
 
@@ -249,6 +256,15 @@ def test_a_follow_up_finds_what_a_model_wrote_letter_by_letter(make_scripted: Ma
     again = [*messages, {"role": "assistant", "content": spelled}, {"role": "user", "content": "Really?"}]
     _, follow_up = encoded(scripted.tokenizer, PLAIN, again)
     assert follow_up[: len(ids)] == ids
+
+
+def test_the_option_is_one_of_a_chat(make_scripted: Make) -> None:
+    scripted = make_scripted(PLAIN)
+    messages = [{"role": "user", "content": "<|im_end|>"}]
+    options: list[ChatOptions] = [{}, {"special_tokens_in_text": True}]
+    [text], [as_tokens] = (scripted.llm.make_chats(messages, None, (), option) for option in options)
+    assert special(scripted.tokenizer, list(text.prompt_token_ids)) == ["<|im_start|>", "<|im_end|>", "<|im_start|>"]
+    assert len(special(scripted.tokenizer, list(as_tokens.prompt_token_ids))) == 4
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,10 @@ from jinfercept.chat.detector import ScriptedDetector
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.lifecycle import RequestLifecycle
 from jinfercept.engine.meter.counts import LIMITS, Histogram
-from jinfercept.engine.meter.engine_stats import HISTORY_S, EngineStats
-from jinfercept.engine.meter.interceptions import UNKNOWN
-from jinfercept.engine.meter.live_state import live_state
+from jinfercept.engine.meter.engine_stats import HISTORY_S, UNKNOWN, EngineStats
 from jinfercept.engine.meter.request_log import RequestLog
 from jinfercept.engine.session import MAX_NAME
+from jinfercept.engine.state import live_state
 from jinfercept.events import Finished
 from jinfercept.kv.manager import KVManager
 from jinfercept.outputs import RequestOutput
@@ -24,7 +23,7 @@ from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.estimator import HistoryEstimator
 from jinfercept.sched.plan import StepResult
 from jinfercept.sched.policies import PolicyInputs
-from jinfercept.sched.scheduler import Scheduler
+from jinfercept.sched.scheduler import Scheduler, SchedulerLimits
 from tests.support.engine_requests import request, tokens_in
 from tests.support.fake_engine import (
     AffineCost,
@@ -83,8 +82,8 @@ def world(
     policy = inputs.make(name)
     log = RequestLog(clock.now)
     meter = EngineStats(log, kv, inputs, synchronous=policy.synchronous)
-    sizes = {"buckets": (4, 16), "max_num_seqs": 4, "max_model_len": num_pages * SIZE, "chunk_tokens": 1 << 30}
-    scheduler = Scheduler(kv, policy, COST, estimator, **sizes)  # pyright: ignore[reportArgumentType]
+    limits = SchedulerLimits((4, 16), max_num_seqs=4, max_model_len=num_pages * SIZE)
+    scheduler = Scheduler(kv, policy, COST, estimator, limits)
     dispatcher = InstantDispatcher(clock, latency, lambda call: replace(tokens_in(call), duration_s=latency(call)))
     runner, wake = TimedRunner(SIZE, (4, 16)), threading.Event()
     requests = RequestLifecycle(scheduler, dispatcher, clock, vocab_size=97)

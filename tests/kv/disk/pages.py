@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 
-from jinfercept.kv.disk.store import DiskStore, Root
+from jinfercept.kv.disk import DiskStore, Root
 
 TOKEN_BYTES = 4
 PAGE_BYTES = 5000

@@ -10,7 +10,6 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,9 +18,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from jinfercept.errors import ConfigError
-from jinfercept.kv.disk import store as store_module
-from jinfercept.kv.disk.folder import LOCK_NAME, file_system
-from jinfercept.kv.disk.store import DiskStore, Root
+from jinfercept.kv import disk as store_module
+from jinfercept.kv.disk import LOCK_NAME, DiskStore, Root
 from tests.kv.disk.pages import PAGE_BYTES, ROOT, abandon, kv_of, read_pages, tokens_of, write_pages
 
 SPACE = 40 * PAGE_BYTES
@@ -159,7 +157,7 @@ def test_a_kill_in_the_middle_of_any_write_costs_what_was_being_written(write: i
 WRITER = """
 import sys
 from pathlib import Path
-from jinfercept.kv.disk.store import DiskStore
+from jinfercept.kv.disk import DiskStore
 from tests.kv.disk.pages import tokens_of, write_pages
 store = DiskStore(Path(sys.argv[1]), int(sys.argv[2]))
 for number in range(10**9):
@@ -291,23 +289,9 @@ def test_what_files_of_another_format_say_is_not_read(tmp_path: Path, monkeypatc
     store = DiskStore(tmp_path, SPACE)
     write_pages(store, tokens_of(range(4)))
     store.close()
-    monkeypatch.setattr("jinfercept.kv.disk.store.FORMAT", 1)
+    monkeypatch.setattr("jinfercept.kv.disk.FORMAT", 1)
     store = DiskStore(tmp_path, SPACE)
     assert read_pages(store, tokens_of(range(4))) == 0
-    store.close()
-
-
-def test_writes_are_limited_by_the_day_across_restarts(tmp_path: Path) -> None:
-    now_s = 1e9
-    store = DiskStore(tmp_path, SPACE, daily_bytes=10 * PAGE_BYTES, clock=lambda: now_s)
-    assert write_pages(store, tokens_of(range(8))) == 8
-    assert write_pages(store, tokens_of(range(8, 16))) < 8
-    assert store.counters.refused_bytes > 0
-    store.close()
-    store = DiskStore(tmp_path, SPACE, daily_bytes=10 * PAGE_BYTES, clock=lambda: now_s)
-    assert write_pages(store, tokens_of(range(20, 28))) == 0
-    now_s += 86400
-    assert write_pages(store, tokens_of(range(20, 28))) == 8
     store.close()
 
 
@@ -336,15 +320,3 @@ def test_several_threads_read_while_another_writes(tmp_path: Path) -> None:
     assert not failures
     store.check()
     store.close()
-
-
-def test_the_file_system_of_a_folder_is_that_of_its_nearest_mount(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mounts = [SimpleNamespace(mountpoint="/", fstype="ext4")]
-    mounts.append(SimpleNamespace(mountpoint=str(tmp_path / "the disk"), fstype="nfs4"))
-    monkeypatch.setattr("psutil.disk_partitions", lambda all: mounts)
-    assert file_system(tmp_path / "the disk" / "kv") == "nfs4"
-    assert file_system(tmp_path / "other") == "ext4"
-    mounts.clear()
-    assert file_system(tmp_path) == ""

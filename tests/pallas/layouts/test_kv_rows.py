@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from jinfercept.cpu_kernels.attention import paged_attention_cpu
 from jinfercept.models.attention import available
-from jinfercept.pallas.gpu_heads import Heads
 from jinfercept.pallas.gpu_kernels import paged_attention_mosaic
 from jinfercept.pallas.layouts.kv_rows import STORED, dequantised, quantised, row_width, widened
 from jinfercept.pallas.layouts.pages import kv_shape, write_kv
-from jinfercept.pallas.tiles import Tile, Tiles
+from jinfercept.pallas.tiles import Heads, Tile, Tiles
 from jinfercept.pallas.triton_attention import paged_attention_triton
 from jinfercept.runner.page_transfers import _scatter_pages, _scatter_words
 from tests.support.attention_steps import Shapes, make_step, reference, scheduled

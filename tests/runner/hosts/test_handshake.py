@@ -10,8 +10,7 @@ import zmq
 
 from jinfercept.errors import ConfigError
 from jinfercept.runner.hosts.group import HostGroup, meet
-from jinfercept.runner.hosts.link import HostLink, Kind
-from jinfercept.runner.hosts.placement import Placement
+from jinfercept.runner.hosts.link import HostLink, Kind, Placement
 from jinfercept.runner.hosts.wire import decode_values, encode_values
 from tests.support.hosts import free_port
 

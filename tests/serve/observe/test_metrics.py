@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from jinfercept.engine.meter.engine_stats import EngineStats
@@ -139,15 +138,11 @@ def test_numbers_are_read_while_others_are_served_and_counters_never_fall(
     assert running_seen > 1
 
 
-def test_prometheus_may_ask_for_either_format_and_needs_no_key(scripted: Scripted) -> None:
+def test_prometheus_needs_no_key(scripted: Scripted) -> None:
     with running(scripted.llm, api_key=("one",)) as server:
         assert server.http.get("/v1/models").status_code == 401
-        plain = server.http.get("/metrics")
-        assert (plain.status_code, plain.headers["content-type"].split(";")[0]) == (200, "text/plain")
-        body = {"accept": "application/openmetrics-text; version=1.0.0"}
-        other = server.http.get("/metrics", headers=body)
-        assert other.headers["content-type"].startswith("application/openmetrics-text")
-        assert {family.name for family in read_openmetrics(other.text)} >= {"vllm:prompt_tokens", "jinfercept:pages"}
+        page = server.http.get("/metrics")
+        assert (page.status_code, page.headers["content-type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
         document = server.http.get("/openapi.json", headers={"authorization": "Bearer one"}).json()
         assert document["paths"]["/metrics"]["get"]["responses"]["200"]
 
@@ -188,33 +183,6 @@ def test_whatever_a_tool_is_called_the_format_holds(served: Running, scripted: S
     assert scrape(served)["jinfercept:interceptions_total"][(("tool", name),)] >= 1
 
 
-OPENMETRICS = "application/openmetrics-text"
-
-
-@pytest.mark.parametrize(
-    ("accept", "kind"),
-    [
-        ("", "text/plain; version=0.0.4; charset=utf-8"),
-        ("*/*", "text/plain; version=0.0.4; charset=utf-8"),
-        (",;,=;version", "text/plain; version=0.0.4; charset=utf-8"),
-        ("text/plain;version=1.0.0;escaping=allow-utf-8", "text/plain; version=0.0.4; charset=utf-8"),
-        (f"{OPENMETRICS};version=a.b.c", f"{OPENMETRICS}; version=1.0.0; charset=utf-8"),
-        (f"{OPENMETRICS};version=9{'9' * 5000}.0.0", f"{OPENMETRICS}; version=1.0.0; charset=utf-8"),
-        (
-            f"{OPENMETRICS};version=0.0.1, text/plain;version=0.0.4;q=0.3",
-            f"{OPENMETRICS}; version=1.0.0; charset=utf-8",
-        ),
-        (OPENMETRICS, f"{OPENMETRICS}; version=1.0.0; charset=utf-8"),
-        (f"text/plain, {OPENMETRICS} ; version = 1.0.0", f"{OPENMETRICS}; version=1.0.0; charset=utf-8"),
-        (f"{OPENMETRICS};version=1.0.0;escaping=x;q=0.5,*/*", f"{OPENMETRICS}; version=1.0.0; charset=utf-8"),
-    ],
-)
-def test_whatever_is_accepted_one_of_two_formats_is_sent(served: Running, accept: str, kind: str) -> None:
-    answer = served.http.get("/metrics", headers={"accept": accept})
-    assert (answer.status_code, answer.headers["content-type"]) == (200, kind)
-    assert answer.text.endswith("# EOF\n") == kind.startswith(OPENMETRICS)
-
-
 def test_a_page_is_encoded_once_a_while_however_many_ask(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jinfercept.serve.observe.metrics._FRESH_S", 60.0)
     encoded: list[int] = []
@@ -222,6 +190,4 @@ def test_a_page_is_encoded_once_a_while_however_many_ask(scripted: Scripted, mon
     monkeypatch.setattr(server_metrics, "collect", lambda *args: encoded.append(1) or was(*args))
     with running(scripted.llm) as server, ThreadPoolExecutor(8) as pool:
         pages = set(pool.map(lambda _: server.http.get("/metrics").text, range(40)))
-        other = server.http.get("/metrics", headers={"accept": OPENMETRICS}).text
-    assert (len(encoded), len(pages)) == (2, 1)
-    assert other.endswith("# EOF\n")
+    assert (len(encoded), len(pages)) == (1, 1)

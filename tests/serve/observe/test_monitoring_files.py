@@ -21,7 +21,7 @@ from jinfercept.engine.meter.engine_stats import Pages
 from jinfercept.engine.state import EngineState
 from jinfercept.fleet.fan_out import front_metrics
 from jinfercept.fleet.replicas import Totals
-from jinfercept.kv.disk.store import DiskCounters, DiskOccupancy, DiskState
+from jinfercept.kv.disk import DiskCounters, DiskOccupancy, DiskState
 from jinfercept.kv.page import SlotOccupancy
 from jinfercept.llm import LLM
 from jinfercept.sched.plan_builder import SchedulerCounters

@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
 
 from jinfercept.calls import Tool
-from jinfercept.engine.current_call import CURRENT_CALL
+from jinfercept.engine.tool_executor import CURRENT_CALL
 from jinfercept.errors import ConfigError
 from jinfercept.serve import options as options_module
 from jinfercept.serve.observe import traces
@@ -123,22 +123,15 @@ def test_a_collector_that_does_not_answer_costs_spans_only(
         (URL, {}, f"{URL}/v1/traces"),
         (f"{URL}/", {}, f"{URL}/v1/traces"),
         ("https://[::1]:4318/otlp?x=1", {}, "https://[::1]:4318/otlp?x=1"),
-        (URL, {"OTEL_TRACES_EXPORTER": "none"}, f"{URL}/v1/traces"),
         (None, {ENDPOINT: URL}, ""),
         (None, {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": URL}, ""),
-        (None, {"OTEL_TRACES_EXPORTER": "otlp"}, ""),
-        (None, {ENDPOINT: URL, "OTEL_TRACES_EXPORTER": "none"}, None),
-        (None, {ENDPOINT: URL, "OTEL_SDK_DISABLED": "TRUE"}, None),
-        (None, {ENDPOINT: URL, "OTEL_TRACES_EXPORTER": "zipkin"}, None),
-        (None, {ENDPOINT: URL, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, None),
         (None, {"OTEL_SERVICE_NAME": "shop"}, None),
     ],
 )
 def test_traces_are_off_unless_a_flag_or_the_environment_asks(
-    flag: str | None, environ: Mapping[str, str], chosen: str | None, caplog: pytest.LogCaptureFixture
+    flag: str | None, environ: Mapping[str, str], chosen: str | None
 ) -> None:
     assert traces_endpoint(flag, environ) == chosen
-    assert ("stay off" in caplog.text) == ("zipkin" in environ.values() or "grpc" in environ.values())
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from jinfercept.serve.protocols.encoding import Lazy, encode, encode_parts
 from jinfercept.serve.protocols.errors import ApiError
 from jinfercept.serve.protocols.openai.completion_answer import CompletionAnswer, CompletionBody
 from jinfercept.serve.protocols.openai.logprobs import MAX_ENTRIES, check_report
-from tests.support.live_server import END, Running
+from tests.support.live_server import Running
 from tests.support.scripted_model import Scripted
 
 ROOM = 2**15
@@ -122,21 +122,6 @@ def test_an_answer_in_parts_is_the_answer_in_one_piece(number: int) -> None:
     parts = list(encode_parts(answer(Lazy)))
     assert b"".join(parts) == encode(answer(list)) == encode(answer(Lazy))
     assert max(map(len, parts)) < 64 * 64 * 4
-
-
-def test_a_large_answer_is_sent_in_chunks_and_says_the_same(served: Running, scripted: Scripted) -> None:
-    prompt = "Once" * 400
-    scripted.follow(prompt + "!" + END)
-    body = {"prompt": prompt, "max_tokens": 1, "temperature": 1, "prompt_logprobs": 3, "logprobs": 3, "echo": True}
-    small = served.http.post("/v1/completions", json=body)
-    large = served.http.post("/v1/completions", json=body | {"n": 3})
-    assert "content-length" in small.headers
-    assert large.headers["transfer-encoding"] == "chunked"
-    assert large.headers["content-type"] == small.headers["content-type"]
-    [choice] = small.json()["choices"]
-    for larger in large.json()["choices"]:
-        assert larger | {"index": 0} == choice
-    assert large.json().keys() == small.json().keys()
 
 
 def test_log_probabilities_of_tokens_without_text_come_with_the_end_of_a_stream(

@@ -9,7 +9,7 @@ from anthropic import beta_tool
 from jinfercept.serve.protocols.anthropic.chat import chat_body
 from jinfercept.serve.protocols.anthropic.schemas import MessagesBody
 from tests.support.anthropic_client import ASKED, PRICE, anthropic, create, post, streamed
-from tests.support.chat_templates import PLAIN, QWEN3, QWEN3_CODER
+from tests.support.chat_templates import QWEN3, QWEN3_CODER
 from tests.support.live_server import END, MODEL, Running, prompt_of
 from tests.support.responses import CALL, CHAT_PRICE, PEN, says
 from tests.support.scripted_model import Make, Scripted
@@ -140,31 +140,6 @@ def test_what_json_cannot_write_is_text_in_the_input_of_a_call(
     assert post(served, tools=[PRICE], max_tokens=200, stream=True).text.count("event: message_stop") == 1
 
 
-@pytest.mark.parametrize("arguments", ['["lamp"]', '{"item": ["lamp"]}', "null"])
-def test_arguments_that_are_no_object_are_an_empty_one_streamed_or_not(
-    served: Running, scripted: Scripted, arguments: str
-) -> None:
-    written = CALL.replace('{"item": "lamp"}', arguments)
-    says(scripted, written + PEN + END, tools=[CHAT_PRICE])
-    whole = create(served, tools=[PRICE])
-    _, message = streamed(served, tools=[PRICE])
-    inputs = [call.input for call in whole.content]
-    assert inputs == [json.loads(arguments) if arguments.startswith("{") else {}, {"item": "pen"}]
-    assert [call.input for call in message.content] == inputs
-    assert message.stop_reason == whole.stop_reason == "tool_use"
-
-
-@pytest.mark.parametrize("arguments", ["lamp", ["lamp"], 7, None])
-def test_a_call_in_a_conversation_has_any_arguments(served: Running, scripted: Scripted, arguments: Any) -> None:
-    calls = [{"id": "x", "function": {"name": "price", "arguments": arguments}}]
-    conversation = [*ASKED, {"role": "assistant", "content": "", "tool_calls": calls}, result("error: gone")]
-    says(scripted, ANSWER + END, conversation)
-    call = {"type": "tool_use", "id": "x", "name": "price", "input": arguments}
-    gone = {"type": "tool_result", "tool_use_id": "x", "content": "gone", "is_error": True}
-    messages = [*ASKED, {"role": "assistant", "content": [call]}, {"role": "user", "content": [gone]}]
-    assert post(served, messages=messages, max_tokens=200).json()["content"][0]["text"] == ANSWER
-
-
 def test_what_a_model_of_text_cannot_read_is_a_note_in_a_result_and_left_out_of_answers(
     served: Running, scripted: Scripted
 ) -> None:
@@ -252,19 +227,6 @@ def test_tools_of_anthropic_that_the_client_runs_are_declared(
     says(scripted, written + END, tools=declared(tools))
     [call] = create(served, tools=tools).content
     assert (call.type, call.name, call.input) == ("tool_use", "shell", {"command": "ls"})
-
-
-def test_a_template_without_tools_takes_a_forced_call_and_its_result(served: Running, make_scripted: Make) -> None:
-    scripted = make_scripted(PLAIN)
-    prompt = prompt_of(scripted, ASKED, [CHAT_PRICE], tool_choice="required") + CALL + END
-    after = f"{prompt}\n<|im_start|>user\n<tool_response>\n23\n</tool_response>{END}\n<|im_start|>assistant\n"
-    scripted.follow(after + ANSWER + END)
-    done = create(served, tools=[PRICE], tool_choice={"type": "any", "disable_parallel_tool_use": True})
-    assert done.content[0].input == {"item": "lamp"}
-    back = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": done.content[0].id, "content": "23"}]}
-    answer = create(served, [*ASKED, done.to_param(), back], tools=[PRICE], tool_choice={"type": "none"})
-    assert answer.content[0].text == ANSWER
-    assert answer.usage.cache_read_input_tokens >= len(scripted.tokenizer.encode(prompt)) - 1
 
 
 def test_a_whole_answer_is_the_one_that_its_stream_ends_with(served: Running, make_scripted: Make) -> None:

@@ -109,15 +109,6 @@ def test_of_a_mixed_turn_the_client_runs_its_own_calls_and_the_model_reads_all_r
     assert follow_up(server, scripted, before, whole, [*QUESTION, answer, result]) <= 1
 
 
-def test_a_mixed_turn_after_a_round_brings_both_back(server: Running, scripted: Scripted) -> None:
-    before = says(scripted, server, TURN, LAMP, own=[BUY])
-    answer = message_of(ask(server, QUESTION, tools=[BUY]))
-    assert answer["content"] == "Let me see."
-    result = {"role": "tool", "tool_call_id": answer["tool_calls"][0]["id"], "content": "bought"}
-    whole = [*LAMP, BOTH, returned("23"), returned("bought"), returned("4")]
-    assert follow_up(server, scripted, before, whole, [*QUESTION, answer, result]) <= 1
-
-
 def test_conversations_whose_models_choose_the_same_ids_do_not_read_each_others_turns(
     server: Running, scripted: Scripted
 ) -> None:

@@ -5,7 +5,6 @@ from typing import Any
 
 import openai
 import pytest
-from pydantic import BaseModel
 
 from tests.support.live_server import END, MODEL, Running, prompt_of
 from tests.support.responses import ASKED, CALL, CHAT_PRICE, PRICE, QUESTION, answer, says
@@ -105,19 +104,6 @@ def test_the_client_runs_a_tool_and_hands_in_its_result(served: Running, scripte
     assert third.usage.input_tokens == second.usage.input_tokens
     with pytest.raises(openai.NotFoundError):
         served.client.responses.retrieve(third.id)
-
-
-def test_an_answer_has_the_form_that_was_asked_for(served: Running, scripted: Scripted) -> None:
-    class Price(BaseModel):
-        price: int
-
-    says(scripted, '{"price": 23}' + END)
-    parse: Any = served.client.responses.parse
-    done = parse(model=MODEL, input=QUESTION, text_format=Price, max_output_tokens=60, temperature=0)
-    assert done.output_parsed == Price(price=23)
-    assert done.text.format.name == "Price"
-    done = answer(served, text={"format": {"type": "json_object"}}, max_output_tokens=60)
-    assert json.loads(done.output_text) == {"price": 23}
 
 
 def test_an_answer_that_was_cut_off_says_so_and_can_be_gone_on_from(served: Running, scripted: Scripted) -> None:

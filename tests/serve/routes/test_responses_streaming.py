@@ -10,7 +10,7 @@ from jinfercept.models.protocol import Params
 from tests.support.engine_state import engine_state
 from tests.support.gate import Gate
 from tests.support.live_server import END, Running, running, until
-from tests.support.responses import CALL, CHAT_PRICE, PEN, PRICE, QUESTION, answer, says
+from tests.support.responses import CALL, CHAT_PRICE, PEN, PRICE, answer, says
 from tests.support.scripted_model import Scripted
 
 LONG: Any = {"max_output_tokens": 1900, "extra_body": {"ignore_eos": True}}
@@ -66,33 +66,6 @@ def test_calls_come_in_typed_events_without_the_blanks_between_them(served: Runn
     final = check(events)
     assert [json.loads(item.arguments)["item"] for item in final.output] == ["lamp", "pen"]
     assert [item.status for item in final.output] == ["completed", "completed"]
-
-
-def test_what_is_cut_off_ends_in_its_own_event(served: Running, scripted: Scripted) -> None:
-    says(scripted, "It costs 23." + END)
-    events = list(answer(served, stream=True, max_output_tokens=8))
-    assert events[-1].type == "response.incomplete"
-    assert check(events).incomplete_details.reason == "max_output_tokens"
-    raw = served.http.post("/v1/responses", json={"input": QUESTION, "stream": True, "max_output_tokens": 4}).text
-    first, *_, last, end = raw.split("\n\n")
-    assert first.startswith("event: response.created\ndata: {")
-    assert last.startswith("event: response.incomplete\n")
-    assert end == ""
-
-
-@pytest.mark.usefixtures("gate")
-def test_a_stream_that_nobody_reads_any_more_is_cancelled_and_frees_its_pages(
-    served: Running, scripted: Scripted
-) -> None:
-    scripted.follow()
-    stream = answer(served, stream=True, **LONG)
-    name = next(iter(stream)).response.id
-    stream.close()
-    until(lambda: not engine_state(served.llm).has_work)
-    served.wait_idle()
-    assert served.client.responses.retrieve(name).status == "cancelled"
-    with pytest.raises(openai.BadRequestError, match="cancelled"):
-        answer(served, previous_response_id=name)
 
 
 def test_a_response_in_the_background_is_polled(served: Running, scripted: Scripted) -> None:

@@ -1,7 +1,7 @@
-"""The calls of a turn come together when it ends, and know their tokens."""
+"""The calls of a turn come together when it ends, and the engine pauses there instead of finishing."""
 
 from jinfercept.calls import Call
-from jinfercept.chat.detector import ParsedTurn
+from jinfercept.chat.detector import FormatDetector
 from jinfercept.chat.parsers.formats import FORMATS
 
 EOS = 7
@@ -15,16 +15,9 @@ TURN = [
 
 
 def calls_of(tokens: list[tuple[int, str]], format: str = "hermes") -> list[tuple[Call, ...]]:
-    """The calls that each of these tokens and texts completes."""
-    calls, turn = list[tuple[Call, ...]](), ParsedTurn(FORMATS[format].parser())
-    for index, (token, text) in enumerate(tokens):
-        if token == EOS:
-            turn.finish()
-        else:
-            turn.feed(index, len(text), text)
-        calls.append(turn.spanning_tokens() if token == EOS else ())
-        turn = ParsedTurn(FORMATS[format].parser()) if token == EOS else turn
-    return calls
+    """What a watch says to each of these tokens and texts."""
+    watch = FormatDetector(FORMATS[format], [EOS]).watch()
+    return [watch.feed(index, token, text) for index, (token, text) in enumerate(tokens)]
 
 
 def test_the_calls_of_a_turn_are_found_together_at_its_end_and_know_their_tokens() -> None:
@@ -53,3 +46,6 @@ def test_every_turn_is_read_for_itself() -> None:
 def test_a_call_that_the_turn_ends_within_is_none() -> None:
     assert calls_of([(0, '<tool_call>{"name": "f", "arguments": {"a": '), (EOS, "")]) == [(), ()]
     assert calls_of([(0, '<tool_call>{"name": "f", "arguments": {"a": 1}'), (EOS, "")])[1][0].arguments == '{"a": 1}'
+
+
+# -- in the engine -----------------------------------------------------------------------------------------------------

@@ -1,32 +1,164 @@
-"""The store: pages of KV on disk, a file each, written once, found by their tokens, and checked as they are read.
+"""Disk tier: pages of KV on disk, a file each, written once, found by their tokens, and checked as they are read.
 
 A page's name is a digest of its tokens and of all before them, so contexts with a common beginning share its files. Every file
 ends with a checksum, and gets its name when it is whole: a damaged page, or one that a killed process was writing, is missing.
-Failures are logged; a caller sees fewer pages.
+Failures are logged; a caller sees fewer pages. Knows no arrays, no contexts and no policy. The folder is its owner's alone, and
+used by one server at a time.
 """
 
 import errno
-import json
+import fcntl
 import logging
 import os
+import secrets
+import shutil
+import tempfile
 import threading
 import time
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, final
 
 from jinfercept.errors import ConfigError
-from jinfercept.kv.disk.folder import Folder
-from jinfercept.kv.disk.speed import DRIVE_WRITES_PER_DAY, MEASURED_BYTES, DiskSpeed, WriteBudget, measure_speed
 
 log = logging.getLogger(__name__)
+
+LOCK_NAME = "jinfercept-kv.lock"
+_OTHERS_ALLOWED = {"lost+found"}
+
+
+@final
+class Folder:
+    """A folder that this process has locked, with room for `space_bytes` of files.
+
+    It is created if it does not exist. An existing one is empty, or a disk tier's.
+
+    Raises:
+        ConfigError: it cannot be written, is used by another server or for other files, or has less space.
+    """
+
+    def __init__(self, path: Path, space_bytes: int) -> None:
+        self.path = path.absolute()
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._check_use()
+            self._lock = os.open(self.path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except (OSError, ValueError) as error:  # ValueError: a text that can be no path
+            if isinstance(error, ConfigError):
+                raise
+            fix = "give a folder that this user may write"
+            raise ConfigError("kv_disk cannot be written", got=f"{str(path)!r}: {error}", fix=fix) from None
+        try:
+            self._take_lock()
+            self._check_space(space_bytes)
+        except BaseException:
+            self.close()
+            raise
+        self._make_private()
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the folder still is at its path: neither moved, removed, nor hidden by a mount."""
+        try:
+            return os.path.samestat(os.stat(self.path / LOCK_NAME), os.fstat(self._lock))
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        """Let another server use the folder."""
+        os.close(self._lock)
+
+    def _check_use(self) -> None:
+        names = {entry.name for entry in os.scandir(self.path)} - _OTHERS_ALLOWED
+        if names and LOCK_NAME not in names:
+            got, fix = f"{self.path} with {len(names)} entries", "give a new or an empty folder, such as one inside it"
+            raise ConfigError("the folder of kv_disk holds files of another program", got=got, fix=fix)
+
+    def _take_lock(self) -> None:
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            process = os.pread(self._lock, 40, 0).decode(errors="replace") or "unknown"
+            raise ConfigError(
+                "the folder of kv_disk is used by another server",
+                got=f"{self.path}, used by process {process}",
+                fix="give each server a folder of its own, or end the other one first",
+            ) from None
+        except OSError as error:
+            log.warning("the file system of %s has no locks (%s): start no second server on it", self.path, error)
+            return
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, str(os.getpid()).encode(), 0)
+
+    def _check_space(self, space_bytes: int) -> None:
+        usage = shutil.disk_usage(self.path)
+        used = sum(path.stat().st_blocks * 512 for path in self.path.glob("data-*"))
+        if space_bytes > usage.free + used:
+            got = f"{_gib(space_bytes)} where {_gib(usage.free + used)} are free"
+            raise ConfigError("kv_disk_space is more than the disk has free", got=got, fix="ask for less, or free some")
+
+    def _make_private(self) -> None:
+        try:
+            self.path.chmod(0o700)
+        except OSError:  # another user's folder, as volumes of containers are
+            log.warning("%s belongs to another user: its files are private, their names and sizes are not", self.path)
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB"
+
+
+MEASURED_BYTES = 64 << 20
+_PIECE_BYTES = 4 << 20
+_SMALL_BYTES = 4096
+_NUM_SMALL = 16
+
+
+class DiskSpeed(NamedTuple):
+    """The speed of a disk, by large pieces, several at a time. Written bytes have reached the disk."""
+
+    read_bytes_per_s: float
+    write_bytes_per_s: float
+    latency_s: float  # until the first bytes of a read
+
+
+def measure_speed(
+    folder: Path,
+    threads: Executor,
+    num_bytes: int = MEASURED_BYTES,
+    clock: Callable[[], float] = time.perf_counter,
+) -> DiskSpeed:
+    """Measure a folder's disk with a file that is removed again. Raises `OSError`."""
+    piece = secrets.token_bytes(_PIECE_BYTES)  # a file system that compresses must not find it small
+    offsets = range(0, num_bytes, _PIECE_BYTES)
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        descriptor = file.fileno()
+        started_s = clock()
+        list(threads.map(lambda offset: os.pwrite(descriptor, piece, offset), offsets))
+        os.fsync(descriptor)
+        written_s = clock() - started_s
+
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        waits_s = []
+        for offset in offsets[:: max(1, len(offsets) // _NUM_SMALL)]:
+            started_s = clock()
+            os.pread(descriptor, _SMALL_BYTES, offset)
+            waits_s.append(clock() - started_s)
+
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        started_s = clock()
+        list(threads.map(lambda offset: os.preadv(descriptor, [bytearray(_PIECE_BYTES)], offset), offsets))
+        read_s = clock() - started_s
+    size = len(offsets) * _PIECE_BYTES
+    return DiskSpeed(size / max(read_s, 1e-9), size / max(written_s, 1e-9), sorted(waits_s)[len(waits_s) // 2])
+
 
 FORMAT = 3
 """Of the files. Pages of other formats are missing."""
@@ -37,8 +169,8 @@ _DIGEST_BYTES = 32
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NEW_NAME = "data-new"
 """File of the page that is being written."""
-_MEMORY_NAME = "memory.json"
-"""File that remembers the disk's speed and the write budget between starts."""
+_SPEED_NAME = "speed.txt"
+"""File that remembers the disk's speed between starts."""
 
 Buffers = Sequence[memoryview]
 """The bytes of one page, in pieces."""
@@ -69,7 +201,6 @@ class DiskCounters:
 
     read_bytes: int = 0
     written_bytes: int = 0
-    refused_bytes: int = 0  # by the write budget
     evicted_pages: int = 0
     damaged_pages: int = 0  # with a wrong checksum, or not readable
     failures: int = 0  # of writes
@@ -93,31 +224,26 @@ class DiskStore:
 
     Args:
         space_bytes: that the pages may take.
-        daily_bytes: that may be written per day; None: as many as the drive is specified for, `DRIVE_WRITES_PER_DAY`.
-        clock: Unix time.
 
     Raises:
         ConfigError: the folder cannot be used, see `Folder`.
     """
 
-    def __init__(
-        self, path: Path, space_bytes: int, *, daily_bytes: float | None = None, clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, path: Path, space_bytes: int) -> None:
         if space_bytes < _LEAST_BYTES:
             raise ConfigError("kv_disk_space is too small", got=f"{space_bytes} bytes", fix="give at least some GiB")
-        self._clock = clock
         self._folder = Folder(path, space_bytes)
         # `problem` is why nothing is written any more; "" while the store works.
         self.counters, self.problem, self._failure = DiskCounters(), "", ""
         self._lock = threading.Lock()  # of the pages and their bytes
-        self._writing = threading.Lock()  # of new files and the budget
+        self._writing = threading.Lock()  # of new files
         self._is_full = False  # sooner than was said
         self._readers = ThreadPoolExecutor(_NUM_READERS, "kv-disk-read")
         # Bytes by name, in the order of the last use; of one use the last page of a context first, which is of use to no other.
         self._pages: OrderedDict[bytes, int] = OrderedDict()
         self._used_bytes, self._space_bytes = 0, space_bytes
         try:
-            self._open(self._folder.drive_bytes * DRIVE_WRITES_PER_DAY if daily_bytes is None else daily_bytes)
+            self._open()
         except BaseException:
             self._end()
             raise
@@ -129,15 +255,18 @@ class DiskStore:
     def speed(self) -> DiskSpeed:
         """The speed of the disk, as it was measured when the folder was first used. Raises `OSError`."""
         with self._writing:
+            path = self._folder.path / _SPEED_NAME
             try:
-                return DiskSpeed(*map(float, self._memory["speed"]))
-            except (KeyError, TypeError, ValueError):
+                return DiskSpeed(*map(float, path.read_text(encoding="utf-8").split()))
+            except (FileNotFoundError, TypeError, ValueError):
                 speed = measure_speed(self._folder.path, self._readers, min(MEASURED_BYTES, self._space_bytes))
-                self._remember("speed", speed)
+                new = path.with_suffix(".new")
+                new.touch(0o600)
+                new.write_text(" ".join(map(str, speed)), encoding="utf-8")
+                new.replace(path)
                 return speed
 
     def state(self) -> DiskState:
-        self.budget.advance(self._clock())
         return DiskState(replace(self.counters), self.occupancy(), not self.problem)
 
     def find(self, root: Root, tokens: bytes) -> list[bytes]:
@@ -193,7 +322,6 @@ class DiskStore:
                     if not self._write(name, page, own):
                         break
                     num_written += 1
-                self._remember("writes", (self.budget.left, self.budget.updated_s))
             except OSError as error:
                 self.counters.failures += 1
                 if str(error) != self._failure:
@@ -205,19 +333,13 @@ class DiskStore:
     def close(self) -> None:
         """End reading and writing. Stored pages stay."""
         with self._writing:
-            if not self.problem:
-                with suppress(OSError):
-                    self._remember("writes", (self.budget.left, self.budget.updated_s))
             self._end()
 
     def _write(self, name: bytes, page: Buffers, own: set[bytes]) -> bool:
-        # False: there is no room beside the pages of its own context, or no budget.
+        # False: there is no room beside the pages of its own context.
         if name in self._pages:
             return True
         num_bytes, path = sum(map(len, page)), self._folder.path / _NEW_NAME
-        if not self.budget.grant(num_bytes, self._clock()):
-            self.counters.refused_bytes += num_bytes
-            return False
         while self._make_room(num_bytes, own):
             try:
                 with open(path, "wb", buffering=0, opener=_private) as file:
@@ -278,7 +400,7 @@ class DiskStore:
 
     # -- beginning and end -----------------------------------------------------------------------------------------
 
-    def _open(self, daily_bytes: float) -> None:
+    def _open(self) -> None:
         try:
             used = list[tuple[int, bytes, int]]()
             for path in self._folder.path.glob("data-*"):
@@ -290,29 +412,9 @@ class DiskStore:
             self._pages.update((name, num_bytes) for _, name, num_bytes in sorted(used))
             self._used_bytes = sum(self._pages.values())
             self._make_room(0, set())
-            self._memory = self._remembered()
         except (OSError, ValueError) as error:
             got, fix = f"{self._folder.path}: {error}", "give a folder on a disk that works and has room"
             raise ConfigError("kv_disk cannot be opened", got=got, fix=fix) from None
-        try:
-            left_bytes, updated_s = map(float, self._memory["writes"])
-        except (KeyError, TypeError, ValueError):
-            left_bytes, updated_s = daily_bytes, self._clock()
-        self.budget = WriteBudget(daily_bytes, min(max(0.0, left_bytes), daily_bytes), updated_s)
-
-    def _remembered(self) -> dict[str, Any]:
-        try:
-            memory = json.loads((self._folder.path / _MEMORY_NAME).read_bytes())
-        except (FileNotFoundError, ValueError):
-            return {}
-        return memory if isinstance(memory, dict) else {}
-
-    def _remember(self, key: str, value: Any) -> None:
-        self._memory[key] = value
-        path, new = self._folder.path / _MEMORY_NAME, self._folder.path / f"new-{_MEMORY_NAME}"
-        new.touch(0o600)
-        new.write_text(json.dumps(self._memory), encoding="utf-8")
-        new.replace(path)
 
     def _stop(self, problem: str) -> None:
         self.problem = problem

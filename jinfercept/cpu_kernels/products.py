@@ -1,11 +1,14 @@
-"""Products of rows with the weights of experts, each row with one weight of a stack, which is read where it lies.
+"""Products with weights of float32 or bfloat16 as they lie: every number of a weight is read once from memory.
 
-An item is a block of columns of one expert that has rows. Sums are in float32. A row's are added up in one order whatever other
-rows there are, so its product has the same bits. CPUs with bfloat16 dot products multiply pairs of bfloat16. Those with matrix
-tiles (AMX) multiply tiles of pairs where experts have several rows. Others widen numbers to float32 first.
+Two products: rows with one weight, in bfloat16 (`dense_product`); and rows with the weights of experts, each row with one
+weight of a stack (`grouped_product`). An item is a block of a weight's columns, and for experts of one expert that has rows.
+Sums are in float32. A row's are added up in one order whatever other rows there are, so its product has the same bits. CPUs
+with bfloat16 dot products multiply pairs of bfloat16, others widen numbers to float32 first. For few rows numbers are widened
+in registers, where one weight is a stack of one expert; for many, a block is widened into a buffer (`ManyRows`).
 """
 
 from dataclasses import dataclass
+from math import prod
 
 import jax
 import jax.numpy as jnp
@@ -18,19 +21,18 @@ from jinfercept.cpu_kernels.code import (
     BF16,
     F32,
     I8,
-    I16,
     I32,
     I64,
     TYPES,
-    VOID,
     Buffer,
     Code,
+    Operand,
     Value,
     Variable,
     add_products,
     results,
 )
-from jinfercept.cpu_kernels.tiles import BUFFER_BYTES, PAIRS, has_pairs
+from jinfercept.cpu_kernels.tiles import PAIRS, ManyRows, fits, has_pairs, tile_rows
 
 VECTORS = 4
 """Of a block's columns."""
@@ -38,12 +40,9 @@ AHEAD = 32
 """Rows of a weight that are fetched before they are needed."""
 UNROLLED = 4
 """Rows of a weight in a step of the loop over them."""
-FEWEST_TILED = 4
-"""Rows of an expert in the mean from which on matrix tiles are faster than vectors."""
-_TILE_ROWS, _TILE_BYTES = 16, 64  # of a row
 
 
-def product(
+def grouped_product(
     x: Float[Array, "T K"],
     stack: Float[Array, "X K M"],
     sizes: Int[Array, "X"],
@@ -51,7 +50,7 @@ def product(
     places: Int[Array, "N"],
     out: DTypeLike | None = None,
 ) -> Float[Array, "N M"]:
-    """`y[places[i]] = x[sources[i]] @ stack[expert of i]`, for arguments that `supports` accepts.
+    """`y[places[i]] = x[sources[i]] @ stack[expert of i]`, for arguments that `supports_grouped` accepts.
 
     Args:
         sizes: of each expert, how many of the numbers `i` it has, one expert after the other.
@@ -61,16 +60,13 @@ def product(
     """
     out = jnp.dtype(x.dtype if out is None else out)
     pairs = x.dtype == jnp.bfloat16 and has_pairs()
-    (_, depth, columns), has_many = stack.shape, len(places) // len(stack) >= FEWEST_TILED
-    fits = depth % PAIRS == 0 and depth * 2 * (_TILE_BYTES + _TILE_ROWS) <= BUFFER_BYTES
-    tiled = pairs and has_many and fits and native.has_matrix_tiles()
-    kernel = _GroupedProduct(x.dtype.name, out.name, native.lanes(), pairs, tiled)
-    result = jax.ShapeDtypeStruct((len(places), columns), out)
+    kernel = _GroupedProduct(x.dtype.name, out.name, native.lanes(), pairs)
+    result = jax.ShapeDtypeStruct((len(places), stack.shape[2]), out)
     return native.call(kernel, result, x, stack, *(numbers.astype(jnp.int32) for numbers in (sizes, sources, places)))
 
 
-def supports(stack: tuple[int, ...], *dtypes: DTypeLike) -> bool:
-    """Whether `product` computes this, by the shape of the stack and the types of rows and stack."""
+def supports_grouped(stack: tuple[int, ...], *dtypes: DTypeLike) -> bool:
+    """Whether `grouped_product` computes this, by the shape of the stack and the types of rows and stack."""
     return (
         stack[1] % UNROLLED == 0
         and stack[2] % (VECTORS * native.lanes()) == 0
@@ -86,17 +82,12 @@ def most_rows() -> int:
 
 @dataclass(frozen=True)
 class _GroupedProduct:
-    """Operands: see `product`. In registers, tiles of rows are multiplied whose sums are all there.
-
-    In matrix tiles, rows are multiplied with a copy of the block that has pairs. Tiles 0 to 3 have the sums of 16 columns each,
-    tile 4 has numbers of the rows, and tiles 5 to 7 of the block.
-    """
+    """Operands: see `grouped_product`. Tiles of rows are multiplied whose sums are all in registers."""
 
     dtype: str
     out: str
     lanes: int  # numbers of float32 in a vector
     pairs: bool  # whether the CPU multiplies pairs of bfloat16
-    tiled: bool  # whether it does in matrix tiles
 
     def num_items(self, code: Code) -> Value:
         used = code.variable(0)
@@ -113,8 +104,7 @@ class _GroupedProduct:
             expert.value = expert.value + 1
         column = index % blocks * (VECTORS * self.lanes)
         weight = code.arg(1, self._number) + (expert.value * code.dim(1, 1) * code.dim(1, 2) + column)
-        multiply = self._in_tiles if self.tiled else self._in_registers
-        multiply(code, start.value, self._size(code, expert.value), weight, column)
+        self._multiply(code, start.value, self._size(code, expert.value), weight, column)
 
     @property
     def _number(self) -> ir.Type:
@@ -162,7 +152,7 @@ class _GroupedProduct:
             for place in range(0, vectors * self.lanes, per_line):
                 (line + place).prefetch()
 
-    def _in_registers(self, code: Code, start: Value, size: Value, weight: Buffer, column: Value) -> None:
+    def _multiply(self, code: Code, start: Value, size: Value, weight: Buffer, column: Value) -> None:
         num_tiles = size.tiles(most_rows())
         rows = size.tiles(num_tiles)
         for count in range(1, most_rows() + 1):
@@ -192,53 +182,98 @@ class _GroupedProduct:
             x = (numbers + k).of(I32)[0] if self.pairs else numbers[k].to(F32)
             add_products(totals, x.broadcast(self.lanes), weights)
 
-    def _in_tiles(self, code: Code, start: Value, size: Value, weight: Buffer, column: Value) -> None:
-        depth, line = code.dim(1, 1), VECTORS * _TILE_BYTES
-        sizes = depth * (line // 2), depth * (2 * _TILE_ROWS), code.number(_TILE_ROWS * line), code.number(64)
-        block, xs, sums, config = (code.buffer(I8, num_bytes, align=_TILE_BYTES) for num_bytes in sizes)
-        with code.loop(0, depth, UNROLLED) as k:
-            self._fetch(code, weight, k, VECTORS)
-            for row in (k + more for more in range(0, UNROLLED, 2)):
-                pairs = block + row * (line // 2)
-                for vector, numbers in enumerate(self._weights(code, weight, row, VECTORS)):
-                    (pairs + vector * _TILE_BYTES).of(BF16)[0] = numbers
-        with code.loop(0, size, _TILE_ROWS) as tile:
-            count, first = code.least(size - tile, _TILE_ROWS), start + tile
-            with code.loop(0, count) as row:
-                source, copy = self._row(code, first + row), xs.of(BF16) + row * depth
-                with code.loop(0, depth, PAIRS) as k:
-                    copy[k] = source.vector(k, PAIRS)
-            self._configure(code, config, count)
-            self._multiply_tiles(code, block, xs, sums)
-            with code.loop(0, count) as row:
-                own, place = sums + row * line, self._start(code, first + row, column)
-                vectors = [(own + vector * _TILE_BYTES).of(F32).vector(0, self.lanes) for vector in range(VECTORS)]
-                code.ret(0, TYPES[self.out]).put(place, code.in_order(vectors))
-        code.call("llvm.x86.tilerelease", VOID)
 
-    def _multiply_tiles(self, code: Code, block: Buffer, xs: Buffer, sums: Buffer) -> None:
-        row_bytes = code.dim(1, 1) * 2
+BLOCK = 32  # numbers in a cache line, and outputs of an item of few rows
+MOST_ROWS = 32
+"""Of a product with a transposed weight, and of any on a CPU without bfloat16 dot products."""
 
-        def tile(instruction: str, *operands: Value | int) -> None:
-            numbers = (code.number(operand, I8) for operand in operands)
-            code.call(f"llvm.x86.{instruction}", VOID, *numbers)
 
-        for number in range(VECTORS):
-            tile("tilezero", number)
-        line = code.number(VECTORS * _TILE_BYTES)
-        with code.loop(0, row_bytes, _TILE_BYTES) as place:
-            tile("tileloadd64", 4, (xs + place).address, row_bytes)
-            pairs = block + place * (VECTORS * _TILE_ROWS)
-            for number in range(VECTORS):
-                tile("tileloadd64", 5 + number % 3, (pairs + number * _TILE_BYTES).address, line)
-                tile("tdpbf16ps", number, 4, 5 + number % 3)
-        for number in range(VECTORS):
-            tile("tilestored64", number, (sums + number * _TILE_BYTES).address, line)
+def dense_product(
+    x: Float[Array, "T K"], weight: Float[Array, "..."], *, transposed: bool, out: DTypeLike
+) -> Float[Array, "T N"]:
+    """`x @ weight` in bfloat16, for arguments that `supports_dense` accepts.
 
-    def _configure(self, code: Code, config: Buffer, rows: Value) -> None:
-        config[0] = code.vector([1] + [0] * 63, I8)
-        for tile in range(8):
-            config.of(I16)[8 + tile] = code.number(_TILE_BYTES, I16)
-            # tiles of sums and of rows have `rows` rows
-            config[48 + tile] = rows.to(I8) if tile < 5 else code.number(_TILE_ROWS, I8)
-        code.call("llvm.x86.ldtilecfg", VOID, config.address)
+    The weight is `[K, N]`, or `[N, K]` if `transposed`.
+    """
+    lanes, pairs, kind = native.lanes(), has_pairs(), jnp.dtype(out).name
+    if transposed:
+        kernel = _ByRows(len(x), kind, lanes, pairs)
+    elif _are_few(len(x), weight.shape[1]):
+        rows = jnp.arange(len(x))
+        return grouped_product(x, weight[None], jnp.full(1, len(x)), rows, rows, out)
+    else:
+        kernel = _ManyRowsByColumns(tile_rows(len(x)), kind, lanes, pairs)
+        x = x if pairs else x.astype(jnp.float32)
+    result = jax.ShapeDtypeStruct((len(x), weight.shape[0 if transposed else 1]), out)
+    return native.call(kernel, result, x, weight)
+
+
+def supports_dense(x: tuple[int, ...], weight: tuple[int, ...], *dtypes: DTypeLike, transposed: bool) -> bool:
+    """Whether `dense_product` computes this, by the shapes and types of its factors."""
+    return (
+        (x[0] <= MOST_ROWS or (has_pairs() and not transposed))
+        and (transposed or fits(x[1], pairs=has_pairs()) or _are_few(x[0], prod(weight) // x[1]))
+        and all(size % BLOCK == 0 for size in weight)
+        and all(dtype == jnp.bfloat16 for dtype in dtypes)
+    )
+
+
+def _are_few(rows: int, columns: int) -> bool:
+    return rows <= most_rows() and columns % (VECTORS * native.lanes()) == 0
+
+
+@dataclass(frozen=True)
+class _ByRows:
+    """`[T, K] @ [N, K]ᵀ`: an item is a block of the weight's rows."""
+
+    rows: int  # of `x`
+    out: str
+    lanes: int  # numbers of float32 in a vector
+    pairs: bool
+
+    def num_items(self, code: Code) -> Value:
+        return code.dim(1, 0) // BLOCK
+
+    def item(self, code: Code, index: Value) -> None:
+        start = index * BLOCK
+        most = 6 if self.lanes == 16 else 2
+        size = -(-self.rows // -(-self.rows // most))  # of tiles that are about equal
+        for first in range(0, self.rows, size):
+            with code.loop(start, start + BLOCK, 4) as n:
+                self._tile(code, n, first, min(size, self.rows - first))
+
+    def _tile(self, code: Code, n: Value, first: int, count: int) -> None:
+        depth, columns = code.dim(0, 1), code.dim(1, 0)
+        x, weight = code.arg(0, BF16), code.arg(1, BF16)
+        xs = [x + depth * (first + row) for row in range(count)]
+        ws = [weight + (n + place) * depth for place in range(4)]
+        sums = [code.sums(4, self.lanes) for _ in xs]
+        with code.loop(0, depth, PAIRS if self.pairs else self.lanes) as k:
+            weights = [self._factors(w, k) for w in ws]
+            for totals, numbers in zip(sums, xs, strict=True):
+                row_part = self._factors(numbers, k)
+                add_products(totals, row_part, weights)
+        for row, totals in enumerate(sums):
+            four = code.sums_of_four(results(totals))
+            code.ret(0, TYPES[self.out]).put(columns * (first + row) + n, [four])
+
+    def _factors(self, numbers: Buffer, place: Operand) -> Value:
+        return numbers.vector(place, PAIRS) if self.pairs else numbers.vector(place, self.lanes).to(F32)
+
+
+@dataclass(frozen=True)
+class _ManyRowsByColumns(ManyRows):
+    """`[T, K] @ [K, N]` of a weight in bfloat16."""
+
+    def columns(self, code: Code) -> Value:
+        return code.dim(1, 1)
+
+    def start(self, code: Code, block: Value) -> tuple[Buffer, Operand]:
+        return code.arg(1, I8) + block * (4 * self.lanes), self.columns(code) * 2
+
+    def widen(self, code: Code, block: Value, buffer: Buffer) -> None:
+        weight, line = self.start(code, block)
+        with code.loop(0, code.dim(0, 1), 2) as k:
+            rows = [(weight + (k + row) * line).of(BF16) for row in range(2)]
+            vectors = [[row.vector(half * self.lanes, self.lanes) for half in range(2)] for row in rows]
+            self.put(code, buffer, k, vectors)
