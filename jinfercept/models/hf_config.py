@@ -55,11 +55,15 @@ _OR_0 += ("hidden_size_per_layer_input", "num_kv_shared_layers", "global_head_di
 _OR_0 += ("num_global_key_value_heads", "top_k_experts", "vocab_size_per_layer_input")
 _OR_0 += ("sliding_window_pattern", "_sliding_window_pattern", "first_k_dense_replace", "num_nextn_predict_layers")
 """Sizes for which 0 stands for none."""
+_SAME = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
+_SAME |= {"max_position_embeddings": "n_positions", "num_local_experts": "num_experts"}
 _ROPE_KEYS = ("rope_scaling", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
 _BIASES = ("attention_bias", "mlp_bias")
-_BESIDE = frozenset((*_ROPE_KEYS, *_BIASES, "quantization_config", "head_dim", "hidden_act", "layer_types"))
-_BESIDE |= {"sliding_window", "use_sliding_window", "max_window_layers"}
+_BESIDE = frozenset((*_ROPE_KEYS, "attention_bias", "quantization_config", "head_dim", "hidden_act", "layer_types"))
+_BESIDE |= {"sliding_window"}
 """Keys that any class may lack: older forms of others, and those that a class ignores if it does not have them."""
+_OF_LLAMA = frozenset(("mlp_bias", "use_sliding_window", "max_window_layers"))
+"""Those of Llama's relatives."""
 _UNREAD = re.compile("drop|initializer|^use_cache$|^time_step_limit$")
 """Keys that change nothing here, and whose values transformers would check."""
 _EXPERT_KEYS = frozenset(("num_experts", "num_local_experts", "router_jitter_noise", "router_aux_loss_coef"))
@@ -141,9 +145,10 @@ def _check_sizes(config: Mapping[str, Any], name: str) -> Set[str]:
     understood = own().to_dict().keys() - PreTrainedConfig().to_dict().keys()
     understood |= {"architectures", "model_type", *own.attribute_map, *architecture.keys}
     understood |= set[str]() if name == "gptj" else _BESIDE
+    understood |= _OF_LLAMA if architecture.family == "llama" else set[str]()
     understood |= _EXPERT_KEYS if architecture.has_experts else set[str]()
     check_keys(config, understood, where="config.json")
-    for key, other in {**own.attribute_map, "num_local_experts": "num_experts"}.items():
+    for key, other in (*_SAME.items(), *own.attribute_map.items()):
         if None not in (config.get(key), config.get(other)) and config[key] != config[other]:
             got = f"{key} {config[key]} and {other} {config[other]}"
             raise ModelError("config.json says a size twice, in two ways", got=got[:200], fix="correct the file")
