@@ -22,18 +22,17 @@ from jinfercept.engine.streaming import serve
 from jinfercept.errors import ConfigError
 from jinfercept.llm import LLM
 from jinfercept.models.config import ModelConfig
+from jinfercept.models.in_memory import Replacement, blocks_of, initial_params, shapes_of
 from jinfercept.models.joined_weights import separate
 from jinfercept.models.load import load, read_config
 from jinfercept.models.mesh import ModelMesh
 from jinfercept.models.model import Model, joins
 from jinfercept.models.protocol import Params, states_of
 from jinfercept.models.sharding import partition_specs
-from jinfercept.models.weights import in_memory
-from jinfercept.models.weights.in_memory import Replacement, blocks_of, initial_params, shapes_of
 from jinfercept.request import FollowUp
 from jinfercept.runner.steps import kinds_of, layers_key
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.start.compile_cache import CompileCounter
+from jinfercept.start.backend import CompileCounter
 from jinfercept.structured_outputs import StructuredOutputsParams
 from tests.support.dense_model import logits
 from tests.support.draft_checkpoint import DRAFTS, with_assistant, with_draft_layer
@@ -410,8 +409,7 @@ def test_adapters_are_cut_as_their_weights_are(name: str, num_devices: int, tmp_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"devices": "1"}, {"devices": "0,1", "tensor_parallel_size": 2}])
-def test_new_weights_come_from_another_mesh_in_pieces(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_memory, "PIECE_BYTES", 1000)
+def test_new_weights_come_from_another_mesh(options: Any) -> None:
     tensors = load_file(GOLDEN / "llama_gqa" / "model.safetensors")
     sharding = NamedSharding(Mesh(np.array(jax.devices()[2:4]), ("fsdp",)), PartitionSpec("fsdp"))
     with LLM(tiny_setup(**options)) as llm:
@@ -426,15 +424,15 @@ def test_new_weights_come_from_another_mesh_in_pieces(options: Any, monkeypatch:
 
 
 @pytest.mark.slow
-def test_new_weights_of_several_devices_take_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_memory, "PIECE_BYTES", 1 << 16)
+def test_new_weights_of_several_devices_take_the_memory_of_a_block() -> None:
     sizes = {"vocab_size": 8192, "hidden_size": 128, "ffn_size": 256, "num_layers": 24, "head_dim": 16}
     config, mesh = replace(tiny_config("llama_gqa"), **sizes), ModelMesh(tuple(jax.devices()[:4]))
     loaded = load(config, load_format="dummy", dtype="float32", mesh=mesh)
     given = jax.tree.map(np.array, separate(loaded.params))
     params = jax.tree.map(jnp.zeros_like, loaded.params)
     total = sum(leaf.nbytes for leaf in jax.tree.leaves(given))
-    assert given.embed["embedding"].nbytes > 0.15 * total
+    largest = given.embed["embedding"].nbytes
+    assert 0.15 * total < largest < 0.25 * total
     fsdp = NamedSharding(Mesh(np.array(jax.devices()[4:8]), ("fsdp",)), PartitionSpec("fsdp"))
     for source in (given, jax.device_put(given, fsdp), jax.tree.map(jnp.copy, loaded.params)):
         places, new = pointers(params), Replacement(loaded.model, source, shapes_of(params))
@@ -442,6 +440,6 @@ def test_new_weights_of_several_devices_take_little_memory(monkeypatch: pytest.M
         del params
         with watched() as peaks:
             params = new.write(old)
-        assert max(peaks) - rest <= 0.05 * total
+        assert max(peaks) - rest <= 1.1 * largest
         assert pointers(params) == places
         assert all(map(jnp.array_equal, *map(jax.tree.leaves, (params, loaded.params))))

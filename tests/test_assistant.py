@@ -9,7 +9,7 @@ import pytest
 
 from jinfercept.errors import ConfigError, ModelError
 from jinfercept.llm import LLM
-from jinfercept.models.assistant import fitted
+from jinfercept.models.gemma4 import fitted
 from jinfercept.models.load import load, read_config
 from jinfercept.runner.draft_layer import Assistant
 from jinfercept.runner.runner import ModelRunner

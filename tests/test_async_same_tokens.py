@@ -19,7 +19,7 @@ from jinfercept.llm import LLM
 from jinfercept.outputs import RequestOutput
 from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.start.compile_cache import CompileCounter
+from jinfercept.start.backend import CompileCounter
 from jinfercept.start.start import EngineSetup
 from jinfercept.structured_outputs import StructuredOutputsParams
 from tests.support.async_streams import (

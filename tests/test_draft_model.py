@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from jinfercept.errors import ConfigError, ModelError
 from jinfercept.llm import LLM
 from jinfercept.models.model import kv_bytes_per_token
-from jinfercept.start.compile_cache import CompileCounter
+from jinfercept.start.backend import CompileCounter
 from tests.support.tiny_model import GOLDEN, count_ties, streams, tiny_llm
 from tests.test_speculation import NAME, check_distribution, workload
 

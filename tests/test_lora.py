@@ -24,7 +24,7 @@ from jinfercept.models.load import load
 from jinfercept.outputs import RequestOutput
 from jinfercept.request import FollowUp
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.start.compile_cache import CompileCounter
+from jinfercept.start.backend import CompileCounter
 from tests.support.fake_engine import sampled_policies
 from tests.support.peft_adapters import ALL, ATTENTION, GPTJ, PHI, matrices, merged, shapes_of, write_adapter
 from tests.support.sample_tokenizers import byte_level

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from jinfercept.errors import ConfigError, ModelError
 from jinfercept.llm import LLM
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.start.compile_cache import CompileCounter
+from jinfercept.start.backend import CompileCounter
 from tests.support.peft_adapters import ALL, ATTENTION, shapes_of, write_adapter
 from tests.support.tiny_model import GOLDEN, tiny_llm
 

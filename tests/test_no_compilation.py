@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.start.compile_cache import CompileCounter
+from jinfercept.start.backend import CompileCounter
 from tests.support.fake_engine import POLICIES
 from tests.support.tiny_model import Workload, tiny_llm
 

@@ -10,7 +10,7 @@ import pytest
 from jinfercept.llm import LLM
 from jinfercept.outputs import RequestOutput
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.start.compile_cache import CompileCounter
+from jinfercept.start.backend import CompileCounter
 from tests.support.tiny_model import Workload, count_ties, reference_logits, streams, tiny_llm
 
 pytestmark = pytest.mark.usefixtures("every_step_takes_a_second")

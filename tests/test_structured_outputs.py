@@ -18,7 +18,7 @@ from jinfercept.llm import LLM
 from jinfercept.models.load import read_config
 from jinfercept.outputs import RequestOutput
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.start.compile_cache import CompileCounter
+from jinfercept.start.backend import CompileCounter
 from jinfercept.structured_outputs import StructuredOutputsParams
 from tests.support.engine_state import engine_state
 from tests.support.sample_tokenizers import VOCAB, byte_level

@@ -11,14 +11,12 @@ from jinfercept.errors import EngineError, ModelError, RequestError
 from jinfercept.llm import LLM
 from jinfercept.models import load as models_load
 from jinfercept.models import stored_weights
-from jinfercept.models.dummy import random_params
 from jinfercept.models.joined_weights import separate
-from jinfercept.models.load import load
+from jinfercept.models.load import load, random_params
 from jinfercept.models.model import untied
 from jinfercept.models.protocol import Params
-from jinfercept.models.weights import in_memory
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.start.compile_cache import CompileCounter
+from jinfercept.start.backend import CompileCounter
 from tests.support.gate import closed_gate
 from tests.support.scripted_model import Make
 from tests.support.tiny_model import GOLDEN, tiny_llm, tiny_setup
@@ -124,7 +122,6 @@ def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay() -> None:
 def test_a_checkpoint_is_written_over_the_served_weights_block_by_block(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(in_memory, "PIECE_BYTES", 64)
     monkeypatch.setattr(models_load, "PIECE_BYTES", (4096, 4096))
     setup = tiny_setup(name, quantization="none")
     with LLM(setup) as llm:

@@ -14,8 +14,8 @@ from jinfercept.errors import ModelError, RequestError
 from jinfercept.llm import LLM
 from jinfercept.models.joined_weights import separate
 from jinfercept.models.model import untied
+from jinfercept.models.named_weights import by_name
 from jinfercept.models.protocol import Params
-from jinfercept.models.weights.named import by_name
 from jinfercept.sampling_params import SamplingParams
 from tests.support.tiny_model import GOLDEN, tiny_llm
 

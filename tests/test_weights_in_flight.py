@@ -22,7 +22,7 @@ from jinfercept.models.model import untied
 from jinfercept.models.protocol import Params
 from jinfercept.outputs import CompletionOutput
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.start.compile_cache import CompileCounter
+from jinfercept.start.backend import CompileCounter
 from tests.support.gate import closed_gate
 from tests.support.tiny_model import GOLDEN, tiny_llm, tiny_setup
 

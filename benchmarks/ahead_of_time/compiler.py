@@ -23,8 +23,8 @@ from jax.extend.source_info_util import register_exclusion
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from benchmarks.ahead_of_time.plugin import PROJECT
-from jinfercept.models.assistant import fitted
 from jinfercept.models.config import ModelConfig
+from jinfercept.models.gemma4 import fitted
 from jinfercept.models.mesh import EVERYWHERE
 from jinfercept.models.model import Model, abstract_params
 from jinfercept.models.parallel import AXIS

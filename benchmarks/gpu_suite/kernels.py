@@ -17,7 +17,7 @@ from benchmarks.gpu_suite.products import random_weight
 from benchmarks.suite.kernel_timing import Candidate, Measure, attention_rows, expert_rows, time_paged
 from benchmarks.suite.sizes import AttentionCase, ExpertsCase, Row, Sizes
 from jinfercept.models.attention import available, cut_for, paged_attention
-from jinfercept.models.packed_rows import Packing
+from jinfercept.models.checkpoint import Packing
 from jinfercept.models.quantized import QuantizedTensor
 from jinfercept.pallas import triton_grouped
 from jinfercept.pallas.layouts.pages import KVPages

@@ -20,7 +20,7 @@ from benchmarks.gpu_suite import fragment_product
 from benchmarks.suite.kernel_timing import DTYPE, ERROR_CHARACTERS, MOST_OFF
 from benchmarks.suite.sizes import Row, Sizes
 from benchmarks.suite.timing import copy_rate, timed
-from jinfercept.models.packed_rows import Packing
+from jinfercept.models.checkpoint import Packing
 from jinfercept.models.quantized import QuantizedTensor
 from jinfercept.pallas.tiles import HOPPER, compute_capability
 

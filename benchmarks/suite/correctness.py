@@ -25,7 +25,7 @@ from benchmarks.suite.kernel_timing import interleaved, make_batch, random_queri
 from benchmarks.suite.sizes import Checked, HeadSizes, Row, Sizes
 from jinfercept.models.attention import available, cut_for, paged_attention
 from jinfercept.models.config import ModelConfig
-from jinfercept.models.dummy import random_params
+from jinfercept.models.load import random_params
 from jinfercept.models.model import Model, Params
 from jinfercept.pallas.layouts.interleaved import with_padded_heads
 from jinfercept.pallas.layouts.kv_rows import is_quantised, stored_dtype

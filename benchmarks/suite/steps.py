@@ -42,7 +42,7 @@ from benchmarks.suite.timing import copy_rate, matmul_rate
 from benchmarks.suite.trace import FILL_STEPS, gaps, operations, traced_steps
 from jinfercept.models.attention import available
 from jinfercept.models.config import ModelConfig
-from jinfercept.models.dummy import random_params
+from jinfercept.models.load import random_params
 from jinfercept.models.model import Model, Params, abstract_params, kv_bytes_per_token
 from jinfercept.pallas.tiles import Heads
 from jinfercept.runner.runner import ModelRunner

@@ -26,7 +26,7 @@ from benchmarks.suite.sizes import Row, Sizes, TransferWay
 from benchmarks.suite.timing import WAYS, link_rate
 from benchmarks.suite.trace import array_starts_s, traced, until_first_kernel_s
 from jinfercept.kv.page import PageCopy
-from jinfercept.models.dummy import random_params
+from jinfercept.models.load import random_params
 from jinfercept.models.model import Model, Params, kv_bytes_per_token
 from jinfercept.runner.runner import ModelRunner
 from jinfercept.runner.shape import RunnerShape

@@ -38,9 +38,8 @@ from jinfercept.cli.options import Maybe
 from jinfercept.errors import ConfigError, ModelError
 from jinfercept.models.config import ModelConfig, RopeConfig
 from jinfercept.models.converted import is_converted, write
-from jinfercept.models.dummy import random_params
 from jinfercept.models.joined_weights import separate
-from jinfercept.models.load import load
+from jinfercept.models.load import load, random_params
 from jinfercept.models.model import Model, tied, untied
 from jinfercept.models.protocol import Params, Weights
 

@@ -115,7 +115,7 @@ class Info:
         from rich.console import Console
         from rich.table import Table
 
-        from jinfercept.models.assistant import check_alone
+        from jinfercept.models.gemma4 import check_alone
         from jinfercept.models.load import bytes_to_load, quantization_of, read_config
         from jinfercept.models.model import Model, kv_bytes_per_token, param_bytes
         from jinfercept.models.protocol import states_of

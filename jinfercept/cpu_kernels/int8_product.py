@@ -42,7 +42,7 @@ def usable() -> bool:
 
 
 def product(rows: Rows, packed: Packed, out: DTypeLike) -> Float[Array, "T N"]:
-    """`rounded(dense(rows)) @ unpack(packed)`, for arguments that `quantized_product.supports` accepts."""
+    """`rounded(dense(rows)) @ unpack(packed)`, for arguments that `quantized.supports` accepts."""
     values, scales, offsets, zero = packed
     lanes, x = native.lanes(), jax.eval_shape(dense, rows)
     num_rows, depth = x.shape

@@ -46,7 +46,7 @@ def product(
     scales: Shaped[Array, "B G W"],
     offsets: Float[Array, "B G W"] | None,
 ) -> Float[Array, "T N"]:
-    """`x @ unpack(Packed(values, scales, offsets, zero))`, if `supports` and `quantized_product.supports` accept it.
+    """`x @ unpack(Packed(values, scales, offsets, zero))`, if `supports` and `quantized.supports` accept it.
 
     Where a CPU multiplies more bfloat16 rows than `most_few` as pairs, the weight's numbers are rounded to bfloat16.
     """

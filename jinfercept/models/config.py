@@ -17,79 +17,72 @@ class Architecture(NamedTuple):
 
     Attributes:
         parts: fields of `ModelConfig` with values of their own.
-        biases: keys of `config.json` by which its class has biases; other classes do not read them.
         always_windowed: `sliding_window` counts even where no `use_sliding_window` says so.
         turns_partly: `partial_rotary_factor` counts.
         fused: queries, keys and values are stored as one tensor, and so are gate and up.
-        keys: of `config.json` that its class reads, or that say what it does anyway, and others of its family do not.
+        has_experts: its feed-forward networks are experts, unless the config says otherwise.
+        keys: of `config.json` that say what its class does anyway, or what is read though the class has no field for it.
     """
 
     family: Family
     parts: Mapping[str, bool] = MappingProxyType({})
-    biases: frozenset[str] = frozenset()
     always_windowed: bool = False
     turns_partly: bool = False
     fused: bool = False
-    keys: frozenset[str] = frozenset()
+    has_experts: bool = False
+    keys: tuple[str, ...] = ()
 
 
-_ATTENTION_BIAS, _ALL_BIASES = frozenset(("attention_bias",)), frozenset(("attention_bias", "mlp_bias"))
 _GATED = {"qk_norm": True, "attention_gate": True}
-_MULTIPLIERS = frozenset(("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"))
 _NORMED_OUTPUTS = {"pre_norms": False, "post_norms": True, "qk_row_norm": True}
-_EXPERTS = frozenset(("num_experts", "num_local_experts", "num_experts_per_tok"))
-_EXPERTS |= {"router_jitter_noise", "router_aux_loss_coef"}  # of training
-_SHARED_EXPERT = _EXPERTS | {"moe_intermediate_size", "shared_expert_intermediate_size"}
-_ROUTED_EXPERTS = _EXPERTS | {"n_routed_experts", "n_shared_experts", "n_group", "topk_group", "norm_topk_prob"}
-_ROUTED_EXPERTS |= {"routed_scaling_factor", "moe_intermediate_size", "num_nextn_predict_layers"}
+_RECURRENT = Architecture(
+    "qwen3_next",
+    _GATED,
+    turns_partly=True,
+    keys=(
+        *("full_attention_interval", "attn_output_gate", "mamba_ssm_dtype"),  # states are float32
+        *("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"),  # of the layer that drafts
+    ),
+)
+_WINDOWS = ("sliding_window_pattern", "rope_local_base_freq")
+ASSISTANT_KEYS = ("backbone_hidden_size", "use_ordered_embeddings", "num_centroids", "centroid_intermediate_top_k")
+"""Of models that draft for others, beside the part that reads text."""
 ARCHITECTURES = {
-    "llama": Architecture("llama", biases=_ALL_BIASES),
+    "llama": Architecture("llama"),
     "mistral": Architecture("llama", always_windowed=True),
     "ministral3": Architecture("llama", always_windowed=True),
     "qwen2": Architecture("llama", {"qkv_bias": True}),
-    "qwen3": Architecture("llama", {"qk_norm": True}, _ATTENTION_BIAS, keys=frozenset(("use_qk_norm",))),
-    "olmo2": Architecture("llama", _NORMED_OUTPUTS, _ATTENTION_BIAS),
-    "olmo3": Architecture("llama", _NORMED_OUTPUTS, _ATTENTION_BIAS),
+    "qwen3": Architecture("llama", {"qk_norm": True}, keys=("use_qk_norm",)),
+    "olmo2": Architecture("llama", _NORMED_OUTPUTS),
+    "olmo3": Architecture("llama", _NORMED_OUTPUTS),
     "phi3": Architecture("llama", always_windowed=True, turns_partly=True, fused=True),
-    "granite": Architecture("llama", biases=_ALL_BIASES, keys=_MULTIPLIERS),
-    "smollm3": Architecture("llama", biases=_ALL_BIASES, keys=frozenset(("no_rope_layers", "no_rope_layer_interval"))),
-    "gemma": Architecture("gemma", biases=_ATTENTION_BIAS),
-    "mixtral": Architecture("llama", always_windowed=True, keys=_EXPERTS),
+    "granite": Architecture("llama"),
+    "smollm3": Architecture("llama"),
+    "gemma": Architecture("gemma"),
+    "mixtral": Architecture("llama", always_windowed=True, has_experts=True),
     "qwen3_moe": Architecture(
-        "llama",
-        {"qk_norm": True},
-        _ATTENTION_BIAS,
-        always_windowed=True,
-        keys=_EXPERTS
-        | {"moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers", "use_qk_norm"},
+        "llama", {"qk_norm": True}, always_windowed=True, has_experts=True, keys=("use_qk_norm",)
     ),
-    "gpt_oss": Architecture(
-        "llama", {"sinks": True}, _ATTENTION_BIAS, keys=_EXPERTS | {"swiglu_alpha", "swiglu_limit"}
-    ),
-    "glm4_moe": Architecture(
-        "llama",
-        {"o_bias": False},
-        _ATTENTION_BIAS,
-        turns_partly=True,
-        keys=_ROUTED_EXPERTS | {"first_k_dense_replace", "use_qk_norm"},
-    ),
-    "qwen3_next": Architecture(
-        "qwen3_next",
-        _GATED,
-        _ATTENTION_BIAS,
-        turns_partly=True,
-        keys=_SHARED_EXPERT | {"norm_topk_prob", "decoder_sparse_step", "mlp_only_layers"},
-    ),
-    "qwen3_5_text": Architecture("qwen3_next", _GATED, _ATTENTION_BIAS, turns_partly=True),
-    "qwen3_5_moe_text": Architecture("qwen3_next", _GATED, _ATTENTION_BIAS, turns_partly=True, keys=_SHARED_EXPERT),
+    "gpt_oss": Architecture("llama", {"sinks": True}, has_experts=True),
+    "glm4_moe": Architecture("llama", {"o_bias": False}, turns_partly=True, has_experts=True),
+    "qwen3_next": _RECURRENT._replace(has_experts=True),
+    "qwen3_5_text": _RECURRENT,
+    "qwen3_5_moe_text": _RECURRENT._replace(has_experts=True),
     "nemotron_h": Architecture(
         "nemotron_h",
-        keys=_ROUTED_EXPERTS | {"moe_shared_expert_intermediate_size", "moe_latent_size", "moe_shared_expert_overlap"},
+        has_experts=True,
+        keys=(
+            *("hybrid_override_pattern", "mtp_hybrid_override_pattern", "mtp_layers_block_type"),
+            *("num_hidden_layers", "norm_eps", "rms_norm_eps"),
+        ),
     ),
-    "gemma2": Architecture("gemma", {"post_norms": True}, _ATTENTION_BIAS),
-    "gemma3_text": Architecture("gemma", {"qk_norm": True, "post_norms": True}, _ATTENTION_BIAS),
+    "gemma2": Architecture("gemma", {"post_norms": True}, keys=_WINDOWS),
+    "gemma3_text": Architecture("gemma", {"qk_norm": True, "post_norms": True}, keys=_WINDOWS),
     "gemma4_text": Architecture(
-        "gemma4", {"qk_norm": True, "post_norms": True}, keys=frozenset(("num_experts", "moe_intermediate_size"))
+        "gemma4",
+        {"qk_norm": True, "post_norms": True},
+        has_experts=True,
+        keys=("global_head_dim", "num_global_key_value_heads", *ASSISTANT_KEYS),
     ),
     "gptj": Architecture("gptj"),
 }

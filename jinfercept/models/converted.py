@@ -8,21 +8,22 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Never
+from typing import Never
 
 import numpy as np
 from jaxtyping import Shaped
+from pydantic import TypeAdapter
 from safetensors.numpy import save
 
 from jinfercept.errors import ModelError
 from jinfercept.models.checkpoint import StoredExperts, StoredTensor, TensorNames
-from jinfercept.models.config import AssistantConfig, DeltaNetConfig, ExpertsConfig, LayerKind, ModelConfig, RopeConfig
+from jinfercept.models.config import ModelConfig
 from jinfercept.models.jax_settings import own_settings
 from jinfercept.models.joined_weights import separate
 from jinfercept.models.model import Model, abstract_params, untied
 from jinfercept.models.model_directory import check_regular
 from jinfercept.models.protocol import Params
-from jinfercept.models.safetensors_weights import SafetensorsFile
+from jinfercept.models.weight_files import SafetensorsFile
 
 _CONFIG, _WEIGHTS = "jinfercept.json", "weights"
 _FORMAT = 2
@@ -109,23 +110,10 @@ def read_config(directory: Path) -> ModelConfig:
         described = json.loads((directory / _CONFIG).read_text(encoding="utf-8"))
         if described["format"] != _FORMAT:
             raise ValueError(f"format {described['format']}")
-        fields = described["config"]
-        # A field with a default may be younger than the file.
-        kinds = tuple(LayerKind(window, rope and _rope(rope), *rest) for window, rope, *rest in fields.get("kinds", ()))
-        own_types = {"rope": _rope(fields["rope"]), "kinds": kinds, "eos_token_ids": tuple(fields["eos_token_ids"])}
-        if experts := fields.get("experts"):
-            swiglu = experts.get("swiglu")
-            own_types["experts"] = ExpertsConfig(**experts | {"swiglu": swiglu and tuple(swiglu)})
-        nested = {"delta_net": DeltaNetConfig, "assistant": AssistantConfig}
-        own_types |= {name: own_type(**fields[name]) for name, own_type in nested.items() if fields.get(name)}
-        return ModelConfig(**fields | own_types)
+        return TypeAdapter(ModelConfig).validate_python(described["config"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ModelError(
             f"{_CONFIG} is damaged or of a newer version",
             got=f"{directory}: {error}"[:500],
             fix="convert the model again",
         ) from error
-
-
-def _rope(fields: Mapping[str, Any]) -> RopeConfig:
-    return RopeConfig(**{**fields, **{name: tuple(fields.get(name, ())) for name in ("factors", "long_factors")}})

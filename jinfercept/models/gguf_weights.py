@@ -17,11 +17,10 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from jaxtyping import Float, Float32, Shaped, UInt8
 
 from jinfercept.errors import ModelError
-from jinfercept.models.checkpoint import StoredExperts, TensorNames
+from jinfercept.models.checkpoint import PackedRows, Packing, StoredExperts, TensorNames
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.gguf_config import RopeFactors, config_from_gguf
 from jinfercept.models.gguf_header import TensorInfo, read_header
-from jinfercept.models.packed_rows import PackedRows, Packing
 from jinfercept.models.stored_rows import Fused, RecurrentNames, StoredRows, rows_in, shapes_with
 from jinfercept.pallas.layouts.packed_weights import from_e2m1
 

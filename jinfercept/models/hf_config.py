@@ -15,6 +15,7 @@ from typing import Any
 from jinfercept.errors import ModelError, shown
 from jinfercept.models.config import (
     ARCHITECTURES,
+    ASSISTANT_KEYS,
     PLAIN_KIND,
     AssistantConfig,
     DeltaNetConfig,
@@ -26,7 +27,6 @@ from jinfercept.models.config import (
     check_num_layers,
 )
 from jinfercept.models.hf_keys import (
-    ASSISTANT_KEYS,
     check_keys,
     check_numbers,
     flag,
@@ -37,13 +37,6 @@ from jinfercept.models.hf_keys import (
 from jinfercept.models.hf_rope import check_rope_objects, ropes_from_hf
 from jinfercept.pallas.layouts.rows import Activation
 
-_GPTJ_ALIASES = {
-    "hidden_size": "n_embd",
-    "num_hidden_layers": "n_layer",
-    "num_attention_heads": "n_head",
-    "max_position_embeddings": "n_positions",
-}
-_SAME = {**_GPTJ_ALIASES, "num_local_experts": "num_experts"}
 _DELTA_KEYS = {
     "qwen3_next": (
         *("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"),
@@ -52,43 +45,34 @@ _DELTA_KEYS = {
     "nemotron_h": ("n_groups", "mamba_num_heads", "ssm_state_size", "mamba_head_dim", "conv_kernel"),
 }
 """By family, the names of the fields of `DeltaNetConfig`."""
-_GEMMA4_SIZES = ("hidden_size_per_layer_input", "num_kv_shared_layers", "global_head_dim")
-_GEMMA4_SIZES += ("num_global_key_value_heads", "top_k_experts", "vocab_size_per_layer_input")
 _SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "rms_norm_eps")
 _SIZES += ("max_position_embeddings", "n_embd", "n_layer", "n_head", "n_positions", "rotary_dim", "layer_norm_epsilon")
 _SIZES += ("moe_intermediate_size", "shared_expert_intermediate_size", "num_experts", "num_experts_per_tok")
 _SIZES += ("n_routed_experts", "n_shared_experts", "moe_shared_expert_intermediate_size")
-_SIZES += ("full_attention_interval", "no_rope_layer_interval", *sum(_DELTA_KEYS.values(), ()))
-_OR_0 = (
-    "moe_latent_size",
-    "num_key_value_heads",
-    "head_dim",
-    "sliding_window",
-    "max_window_layers",
-    "n_inner",
-    *_GEMMA4_SIZES,
-)
+_SIZES += ("full_attention_interval", "no_rope_layer_interval", "decoder_sparse_step", *sum(_DELTA_KEYS.values(), ()))
+_OR_0 = ("moe_latent_size", "num_key_value_heads", "head_dim", "sliding_window", "max_window_layers", "n_inner")
+_OR_0 += ("hidden_size_per_layer_input", "num_kv_shared_layers", "global_head_dim")
+_OR_0 += ("num_global_key_value_heads", "top_k_experts", "vocab_size_per_layer_input")
 _OR_0 += ("sliding_window_pattern", "_sliding_window_pattern", "first_k_dense_replace", "num_nextn_predict_layers")
 """Sizes for which 0 stands for none."""
-_COMMON_KEYS = frozenset(("architectures", "model_type", "vocab_size", "tie_word_embeddings", "quantization_config"))
-_LAYER_KEYS = (
-    _COMMON_KEYS
-    | {
-        "hidden_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-        "intermediate_size",
-    }
-    | {"rms_norm_eps", "max_position_embeddings", "hidden_act", "attention_bias", "sliding_window", "layer_types"}
-    | {"rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"}
-)
+_SAME = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
+_SAME |= {"max_position_embeddings": "n_positions", "num_local_experts": "num_experts"}
+_ROPE_KEYS = ("rope_scaling", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
+_BIASES = ("attention_bias", "mlp_bias")
+_BESIDE = frozenset((*_ROPE_KEYS, "attention_bias", "quantization_config", "head_dim", "hidden_act", "layer_types"))
+_BESIDE |= {"sliding_window"}
+"""Keys that any class may lack: older forms of others, and those that a class ignores if it does not have them."""
+_OF_LLAMA = frozenset(("mlp_bias", "use_sliding_window", "max_window_layers"))
+"""Those of Llama's relatives."""
+_UNREAD = re.compile("drop|initializer|^use_cache$|^time_step_limit$")
+"""Keys that change nothing here, and whose values transformers would check."""
+_EXPERT_KEYS = frozenset(("num_experts", "num_local_experts", "router_jitter_noise", "router_aux_loss_coef"))
 _TANH = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
+_CAUSAL: dict[str, tuple[object, ...]] = {"use_bidirectional_attention": (None, False)}
 _ACTIVATIONS: dict[str, Mapping[str, tuple[object, ...]]] = {
-    "gemma": {"hidden_act": (*_TANH, "gelu"), "hidden_activation": (*_TANH, None)},
-    "gemma2": {"hidden_activation": _TANH},
-    "gemma3_text": {"hidden_activation": _TANH},
+    "gemma": {"hidden_act": (*_TANH, "gelu"), "hidden_activation": (*_TANH, None), **_CAUSAL},
+    "gemma2": {"hidden_activation": _TANH, **_CAUSAL},
+    "gemma3_text": {"hidden_activation": _TANH, **_CAUSAL},
     "gemma4_text": {
         "hidden_activation": _TANH,
         "use_bidirectional_attention": (None, "vision"),
@@ -106,37 +90,6 @@ _ACTIVATIONS: dict[str, Mapping[str, tuple[object, ...]]] = {
 """Keys of activations, and of what is served in one way only, and what they may be; of architectures that differ from Llama."""
 _PARTS = {"linear_attention": "M", "full_attention": "*", "moe": "E", "mlp": "-"}
 """Nemotron-H's types of layers, and their letters in `hybrid_override_pattern`."""
-_UNDERSTOOD: dict[Family, frozenset[str]] = {
-    "llama": _LAYER_KEYS | {"mlp_bias", "use_sliding_window", "max_window_layers"},
-    "gemma": _LAYER_KEYS
-    | {"hidden_activation", "query_pre_attn_scalar", "final_logit_softcapping", "attn_logit_softcapping"}
-    | {"rope_local_base_freq", "sliding_window_pattern", "_sliding_window_pattern"},
-    "gemma4": _LAYER_KEYS
-    | {*_GEMMA4_SIZES, "hidden_activation", "final_logit_softcapping", "attention_k_eq_v", "use_double_wide_mlp"}
-    | {"enable_moe_block", "use_bidirectional_attention", "per_layer_config", *ASSISTANT_KEYS},
-    "qwen3_next": _LAYER_KEYS
-    | {
-        *_DELTA_KEYS["qwen3_next"],
-        "full_attention_interval",
-        "attn_output_gate",
-        "mamba_ssm_dtype",
-    }  # states are float32
-    | {"mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"},  # of the layer that drafts
-    "nemotron_h": _LAYER_KEYS
-    | {
-        *_DELTA_KEYS["nemotron_h"],
-        *_ACTIVATIONS["nemotron_h"],
-        "hybrid_override_pattern",
-        "layers_block_type",
-        "layer_norm_epsilon",
-        "norm_eps",
-    }
-    | {"mtp_hybrid_override_pattern", "mtp_layers_block_type"}  # of layers that draft, which are not read
-    | {"chunk_size", "rescale_prenorm_residual", "use_mamba_kernels", "mamba_ssm_cache_dtype"}
-    | {"num_logits_to_keep"},
-    "gptj": _COMMON_KEYS
-    | {*_GPTJ_ALIASES, *_GPTJ_ALIASES.values(), "rotary_dim", "layer_norm_epsilon", "n_inner", "activation_function"},
-}
 _WINDOWED_BY_LAYER = ("qwen2", "qwen3", "smollm3", "gpt_oss", "olmo3", "gemma2", "gemma3_text", "gemma4_text")
 """Architectures of whose layers some have windows, if a size is stated."""
 _GRANITE_FACTORS = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
@@ -160,11 +113,9 @@ def config_from_hf(config: Mapping[str, Any], generation: Mapping[str, Any] | No
     config = text_config(config)
     name = architecture_name(config)
     architecture = ARCHITECTURES[name]
-    understood = _UNDERSTOOD[architecture.family] | architecture.keys
-    check_keys(config, understood, where="config.json")
-    _check_sizes(config, name, understood)
+    understood = _check_sizes(config, name)
     try:
-        stated = {key: value for key, value in config.items() if key in understood}
+        stated = {key: value for key, value in config.items() if key in understood and not _UNREAD.search(key)}
         filled = _filled(stated, name)
         refuse_unless(filled, **_ACTIVATIONS.get(name, {"hidden_act": ("silu", "swish")}))
         eos = _ids(config.get("eos_token_id")) + _ids((generation or {}).get("eos_token_id"))
@@ -185,21 +136,31 @@ def with_draft_layer(model: ModelConfig, config: Mapping[str, Any]) -> ModelConf
     return model
 
 
-def _check_sizes(config: Mapping[str, Any], name: str, understood: Set[str]) -> None:
-    """Raise `ModelError` unless the sizes are right, and there that tell a model from others of its architecture."""
-    for key, other in _SAME.items():
+def _check_sizes(config: Mapping[str, Any], name: str) -> Set[str]:
+    """The keys that are understood. Raises `ModelError` for others that could change the output, and unless the sizes are
+    right, and those there that tell a model from others of its architecture."""
+    from transformers import CONFIG_MAPPING, PreTrainedConfig  # a second to import
+
+    own, architecture = CONFIG_MAPPING[name], ARCHITECTURES[name]
+    understood = own().to_dict().keys() - PreTrainedConfig().to_dict().keys()
+    understood |= {"architectures", "model_type", *own.attribute_map, *architecture.keys}
+    understood |= set[str]() if name == "gptj" else _BESIDE
+    understood |= _OF_LLAMA if architecture.family == "llama" else set[str]()
+    understood |= _EXPERT_KEYS if architecture.has_experts else set[str]()
+    check_keys(config, understood, where="config.json")
+    for key, other in (*_SAME.items(), *own.attribute_map.items()):
         if None not in (config.get(key), config.get(other)) and config[key] != config[other]:
             got = f"{key} {config[key]} and {other} {config[other]}"
             raise ModelError("config.json says a size twice, in two ways", got=got[:200], fix="correct the file")
-    sizes = ["hidden_size", "num_hidden_layers", *(["num_attention_heads"] if name != "gemma3_text" else [])]
     if name == "nemotron_h":  # whose list of layers counts
         config = {"num_hidden_layers": 1, **config}
-    if name == "gptj":
-        sizes = [key if key in config else _GPTJ_ALIASES[key] for key in sizes]
+    sizes = ["hidden_size", "num_hidden_layers", *(["num_attention_heads"] if name != "gemma3_text" else [])]
+    sizes = [key if key in config else own.attribute_map.get(key, key) for key in sizes]
     require(config, sizes, where="config.json")
     stated = [key for key in (*_SIZES, *_OR_0) if key in understood and config.get(key) is not None]
     check_numbers(config, [key for key in stated if config[key] or key in _SIZES])
     check_num_layers(config[sizes[1]])
+    return understood
 
 
 def _filled(config: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -213,8 +174,9 @@ def _filled(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     level = log.level
     log.setLevel(logging.ERROR)
     try:
-        full = CONFIG_MAPPING[name].from_dict(deepcopy(config))
-        return {**config, **full.to_dict()}
+        full = {**config, **CONFIG_MAPPING[name].from_dict(deepcopy(config)).to_dict()}
+        own = CONFIG_MAPPING[name]().to_dict()
+        return {key: value for key, value in full.items() if key in own or key not in _BIASES}
     except Exception as error:  # of transformers' validation
         raise ModelError("transformers refuses config.json", got=str(error)[:300], fix="correct the file") from error
     finally:
@@ -257,9 +219,7 @@ def fields_of(config: Mapping[str, Any], name: str) -> dict[str, Any]:
         windowed, config = sizes.get("sliding_attention", {}), {**config, **sizes["full_attention"]}
     head_dim = config.get("head_dim") or config["hidden_size"] // num_heads
     rope, near = ropes_from_hf(config, head_dim, name, windowed.get("head_dim"))
-    qkv_bias, mlp_bias = (
-        key in architecture.biases and flag(config, key, default=False) for key in ("attention_bias", "mlp_bias")
-    )
+    qkv_bias, mlp_bias = (flag(config, key) for key in _BIASES)
     activation, of_states = _BY_FAMILY.get(architecture.family, "silu"), _DELTA_KEYS.get(architecture.family)
     fields = {
         "vocab_size": config["vocab_size"],
@@ -279,7 +239,7 @@ def fields_of(config: Mapping[str, Any], name: str) -> dict[str, Any]:
         "mlp_bias": mlp_bias,
         "kinds": config.get("kinds") or _kinds(config, name, near),
         "experts": _experts(config, name, activation)
-        if "num_experts" in architecture.keys and config.get("enable_moe_block", True)
+        if architecture.has_experts and config.get("enable_moe_block", True)
         else None,
         "delta_net": DeltaNetConfig(*(config[key] for key in of_states)) if of_states else None,
         **architecture.parts,
@@ -360,9 +320,6 @@ def _kinds(config: Mapping[str, Any], name: str, near: RopeConfig | None) -> tup
             got=shown(types),
             fix="use another model, or set sliding_window and use_sliding_window",
         )
-    dense = (
-        _are_dense(config) if architecture.keys & {"decoder_sparse_step", "first_k_dense_replace"} else (False,) * count
-    )
     kinds = tuple(
         LayerKind(
             size if architecture.always_windowed or kind == "sliding_attention" else None,
@@ -370,7 +327,7 @@ def _kinds(config: Mapping[str, Any], name: str, near: RopeConfig | None) -> tup
             is_dense,
             kind == "linear_attention",
         )
-        for kind, is_dense in zip(types, dense, strict=True)
+        for kind, is_dense in zip(types, _are_dense(config), strict=True)
     )
     return kinds if set(kinds) != {PLAIN_KIND} else ()
 
@@ -428,13 +385,7 @@ def _are_dense(config: Mapping[str, Any]) -> tuple[bool, ...]:
     """By layer, whether it has no experts though the model has."""
     if (first := config.get("first_k_dense_replace")) is not None:
         return tuple(index < first for index in range(config["num_hidden_layers"]))
-    without, step = config.get("mlp_only_layers") or [], config.get("decoder_sparse_step", 1)
-    if not isinstance(without, list) or not isinstance(step, int) or step < 1:
-        raise ModelError(
-            "mlp_only_layers and decoder_sparse_step of config.json are numbers of layers and a whole number above 0",
-            got=f"{shown(without)} and {shown(step)}",
-            fix="correct the file",
-        )
+    without, step = config.get("mlp_only_layers") or (), config.get("decoder_sparse_step", 1)
     return tuple(index in without or (index + 1) % step > 0 for index in range(config["num_hidden_layers"]))
 
 
@@ -467,7 +418,7 @@ def _experts(config: Mapping[str, Any], name: str, activation: Activation) -> Ex
         ),
         config["top_k_experts" if name == "gemma4_text" else "num_experts_per_tok"],
         ffn_size,
-        normalised="norm_topk_prob" not in ARCHITECTURES[name].keys or flag(config, "norm_topk_prob"),
+        normalised=flag(config, "norm_topk_prob", default=True),
         shared_ffn_size=config.get("shared_expert_intermediate_size", 0),
         activation=activation,
     )

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 from jinfercept.errors import ModelError, shown
+from jinfercept.models.config import ASSISTANT_KEYS
 
 _WORDS = frozenset(  # those of the fields of `configuration_*.py` that shape a text model's output
     """
@@ -44,8 +45,6 @@ _WITH_IMAGES: dict[str, dict[str, Any]] = {
     "Qwen3VLForConditionalGeneration": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"},  # without images
 }
 """Models that read images, too, or draft for others, and what names their parts that read text."""
-ASSISTANT_KEYS = ("backbone_hidden_size", "use_ordered_embeddings", "num_centroids", "centroid_intermediate_top_k")
-"""Of models that draft for others, beside the part that reads text."""
 _OF_PARTS = {
     "Mistral3ForConditionalGeneration": {"model_type": "mistral", "tie_word_embeddings": True},
     "Gemma4UnifiedForConditionalGeneration": {

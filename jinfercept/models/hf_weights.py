@@ -15,12 +15,11 @@ import numpy as np
 from jaxtyping import Shaped
 
 from jinfercept.errors import ModelError, shown
-from jinfercept.models.checkpoint import StoredExperts, TensorNames
+from jinfercept.models.checkpoint import PackedRows, Packing, StoredExperts, TensorNames
 from jinfercept.models.config import ARCHITECTURES, Family, ModelConfig
 from jinfercept.models.hf_config import architecture_name, config_from_hf, with_draft_layer
 from jinfercept.models.hf_keys import text_config
 from jinfercept.models.model_directory import read_json
-from jinfercept.models.packed_rows import PackedRows, Packing
 from jinfercept.models.quantized_formats import MXFP4Format, QuantizedFormat, StoredType, format_of, is_named
 from jinfercept.models.stored_rows import Fused, StoredRows, rows_in, shapes_with
 from jinfercept.models.weight_files import Placed, placed_tensors, text_tensors

@@ -3,13 +3,15 @@
 Every tensor's name and shape is checked against the config before the first is read.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from jinfercept.cpu_kernels import native
 from jinfercept.cpu_kernels.machine import return_freed_memory
@@ -18,19 +20,25 @@ from jinfercept.models import embedded
 from jinfercept.models.checkpoint import Checkpoint, StoredExperts, StoredTensor
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.converted import ConvertedCheckpoint, is_converted
-from jinfercept.models.dummy import random_params
 from jinfercept.models.hf_weights import HFCheckpoint
 from jinfercept.models.hf_weights import read_config as read_hf
 from jinfercept.models.jax_settings import own_settings
 from jinfercept.models.joined_weights import is_joined, serve_layer
-from jinfercept.models.mesh import ModelMesh
+from jinfercept.models.mesh import ModelMesh, place
 from jinfercept.models.model import Model, abstract_params, param_bytes, tied, untied
 from jinfercept.models.model_directory import check_model_directory, fetch_repository, is_hub_id
 from jinfercept.models.protocol import Params, ServedModel, Weights
 from jinfercept.models.quantized import is_quantized, weights_of
-from jinfercept.models.quantized_weights import keep_quantized, read_quantized, weight_bytes
-from jinfercept.models.stored_experts import read_experts
-from jinfercept.models.stored_weights import LazyWeight, StoredWeight, read_weight
+from jinfercept.models.sharding import fit, partition_spec
+from jinfercept.models.stored_weights import (
+    LazyWeight,
+    StoredWeight,
+    keep_quantized,
+    read_experts,
+    read_quantized,
+    read_weight,
+    weight_bytes,
+)
 
 DTypeName = Literal["float32", "bfloat16", "auto"]
 LoadFormat = Literal["auto", "dummy"]
@@ -329,3 +337,47 @@ def _check(
             got="; ".join(problem[:200] for problem in [*wrong[:_SHOWN], *more]),
             fix="use files that belong together, of a plain model of a family that is served",
         )
+
+
+def random_params(config: ModelConfig, dtype: DTypeLike, seed: int, mesh: ModelMesh | None = None) -> Params:
+    """Random weights, made on the devices, JAX's default one if `mesh` is None; any number of them gets the same for a seed."""
+    mesh = mesh or ModelMesh.default()
+    shapes = untied(config, abstract_params(config, dtype, joined=False))
+    served = Model(config).on_devices(mesh.size).config
+    cut = untied(config, abstract_params(served, dtype, joined=False, num_devices=mesh.size))
+    embed_key, head_key, *layer_keys = jax.random.split(jax.random.key(seed), 2 + config.num_layers)
+
+    def maker(block: Weights, cut_block: Weights) -> Callable[[jax.Array], Weights]:
+        return partial(_placed, jax.jit(partial(_random_block, block, config.hidden_size**-0.5)), cut_block, mesh)
+
+    embed, head = maker(shapes.embed, cut.embed), maker(shapes.head, cut.head)
+    by_kind = {config.kind(i): maker(shapes.layers[i], cut.layers[i]) for i in range(config.num_layers)}
+    layers = tuple(serve_layer(by_kind[config.kind(i)](key)) for i, key in enumerate(layer_keys))
+    return tied(config, Params(embed(embed_key), layers, head(head_key)))
+
+
+def _placed(make: Callable[[jax.Array], Weights], cut_block: Weights, mesh: ModelMesh, key: jax.Array) -> Weights:
+    # made on one device and cut from there, so that only one block at a time is whole
+    weights = make(key)
+    if mesh.size == 1:
+        return weights
+    return jax.block_until_ready(
+        {
+            name: place(fit(name, weight, cut_block[name].shape), mesh.sharding(partition_spec(name)))
+            for name, weight in weights.items()
+        }
+    )
+
+
+def _random_block(shapes: Weights, scale: float, key: jax.Array) -> Weights:
+    # one draw for all: each costs seconds of compiling
+    draws = jax.random.uniform(key, (sum(leaf.size for leaf in shapes.values()),), minval=-1, maxval=1)
+    weights, start = {}, 0
+    for name, leaf in shapes.items():
+        if leaf.ndim == 1 or name.endswith(("bias", "norm")):
+            weights[name] = jnp.full(leaf.shape, 0 if name.endswith("bias") else 1, leaf.dtype)
+        else:
+            drawn = draws[start : start + leaf.size].reshape(leaf.shape)
+            weights[name] = (drawn * scale * 3**0.5).astype(leaf.dtype)  # of deviation `scale`
+        start += leaf.size
+    return weights

@@ -6,30 +6,118 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple, Self
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float32, Shaped
+from jaxtyping import Float, Float32, Shaped
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError
 
-from jinfercept.errors import ModelError
+from jinfercept.errors import ModelError, shown
 from jinfercept.models.adapters import WEIGHTS, AdapterWeights, Factors
 from jinfercept.models.checkpoint import StoredTensor
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.hf_weights import FUSED, names_of
 from jinfercept.models.model import abstract_params
 from jinfercept.models.model_directory import check_regular, read_json
-from jinfercept.models.peft_config import PeftConfig
+from jinfercept.models.named_weights import WeightTree, arrays_by_name, check_leaf
 from jinfercept.models.protocol import Weights
-from jinfercept.models.safetensors_weights import SafetensorsFile
 from jinfercept.models.weight_axes import NUM_INPUTS
-from jinfercept.models.weight_files import text_name
+from jinfercept.models.weight_files import SafetensorsFile, text_name
+from jinfercept.values import plain
+
+_MEANINGLESS = frozenset(
+    {
+        *(
+            "peft_type",
+            "init_lora_weights",
+            "auto_mapping",
+            "base_model_name_or_path",
+            "revision",
+            "task_type",
+            "inference_mode",
+            "peft_version",
+        ),
+        *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),  # the tensors say where it is
+        *("lora_dropout", "eva_config", "runtime_config", "ephemeral_gpu_offload", "qalora_group_size"),
+        *("megatron_core", "ensure_weight_tying"),
+    }
+)
+_HARMLESS_STARTS = (True, False, "gaussian", "eva", "orthogonal")
+"""Values of `init_lora_weights` after which the base's weights are as they were."""
+_SHOWN = 5
+_Rank = Annotated[int, Field(strict=True, gt=0, lt=1 << 31)]
+_Alpha = Annotated[float, Field(strict=True, gt=0, lt=1 << 31)]
+_Module = Annotated[str, Field(pattern=r"^\^?[\w.\\]+$")]
+"""The end of a module's name, or with ^ all of it. PEFT takes regular expressions, of which these are the usual ones."""
+
+
+class PeftConfig(BaseModel):
+    """The ranks of an adapter's modules and the scales of their products, as PEFT writes them."""
+
+    model_config = ConfigDict(frozen=True)
+
+    r: _Rank
+    lora_alpha: _Alpha
+    use_rslora: StrictBool = False
+    rank_pattern: dict[_Module, _Rank] = {}
+    alpha_pattern: dict[_Module, _Alpha] = {}
+
+    @classmethod
+    def parse(cls, config: Any, directory: Path) -> Self:
+        """The values of a parsed file. Raises `ModelError` for what is not served."""
+        if not isinstance(config, Mapping) or config.get("peft_type") != "LORA":
+            kind = config.get("peft_type") if isinstance(config, Mapping) else config
+            raise ModelError("only adapters of type LORA are served", got=shown(kind), fix="train a LoRA adapter")
+        start = config.get("init_lora_weights", True)
+        if start not in _HARMLESS_STARTS:
+            raise ModelError(
+                "an adapter that was started from parts of the base's weights changes these too",
+                got=f"init_lora_weights={shown(start)} in {directory}",
+                fix="save it with path_initial_model_for_weight_conversion of PEFT, which makes it a plain adapter",
+            )
+        unserved = {
+            key: value
+            for key, value in config.items()
+            if key not in cls.model_fields.keys() | _MEANINGLESS and value and value != "none"
+        }
+        if unserved:
+            raise ModelError(
+                "the adapter uses features that are not supported",
+                got=", ".join(f"{key[:40]}={shown(value)[:40]}" for key, value in [*unserved.items()][:_SHOWN]),
+                fix="train a plain LoRA: no DoRA, no biases, no modules_to_save, no tokens of its own",
+            )
+        try:
+            return cls.model_validate({key: value for key, value in config.items() if value is not None})
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(str(part)[:80] for part in first["loc"])
+            raise ModelError(
+                f"{place} of adapter_config.json is wrong: {first['msg']}",
+                got=shown(first["input"]),
+                fix=f"correct the file in {directory}",
+            ) from error
+
+    def rank_of(self, module: str) -> int:
+        return _of_module(module, self.rank_pattern, self.r)
+
+    def scale_of(self, module: str) -> float:
+        """The factor of a module's product."""
+        rank, alpha = self.rank_of(module), _of_module(module, self.alpha_pattern, self.lora_alpha)
+        return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
+
+
+def _of_module[N: float](module: str, numbers: Mapping[str, N], default: N) -> N:
+    # the first name that fits counts, as in PEFT
+    names = {pattern.replace("\\.", "."): number for pattern, number in numbers.items()}
+    fits = (number for name, number in names.items() if name == f"^{module}" or f".{module}".endswith(f".{name}"))
+    return next(fits, default)
+
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 TENSOR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(\.default)?\.weight")
 _LAYER = re.compile(r"\.(0|[1-9][0-9]{0,8})\.")
-_SHOWN = 5
 
 
 type Matrices = Mapping[str, Shaped[np.ndarray, "..."]]
@@ -200,3 +288,43 @@ def _some(names: Iterable[str]) -> str:
     listed = [*names]
     more = [f"and {len(listed) - _SHOWN} more"] * (len(listed) > _SHOWN)
     return ", ".join([*(name[:120] for name in listed[:_SHOWN]), *more])
+
+
+_OURS = re.compile(r"layers\.(?P<layer>[0-9]+)\.(?P<weight>[a-z_]+)\.(?P<side>[ab])")
+
+
+def adapter_in_memory(
+    config: ModelConfig, matrices: WeightTree, scale: float, names: Mapping[str, str] | None, most_rank: int
+) -> AdapterWeights:
+    """An adapter of matrices for a model of this config, as its checkpoint has it.
+
+    Args:
+        matrices: by PEFT's names (`….q_proj.lora_A.weight`, `[rank, inputs]`), or by ours: `layers.0.q.a` `[*inputs, rank]` and
+            `layers.0.q.b`, `[rank, *outputs]`.
+        scale: of the products: `lora_alpha / rank`.
+        names: as of `params_by_name`.
+
+    Raises:
+        ModelError: a name is none of a module that can have adapters, a matrix has another shape, or the scale is no number.
+    """
+    if type(scale := plain(scale)) not in (int, float) or not np.isfinite(scale):
+        raise ModelError("the scale of an adapter is a number", got=repr(scale)[:80], fix="lora_alpha / rank")
+    arrays = arrays_by_name(matrices, names)
+    for name, leaf in arrays.items():
+        check_leaf(name, leaf, (np.floating,))
+    modules = {weights[0]: module for module, weights in modules_of(config).items() if len(weights) == 1}
+    by_peft = dict(_named_by_peft(modules, name, leaf) for name, leaf in arrays.items())
+    return adapter_of(by_peft, scale, config, most_rank)
+
+
+def _named_by_peft(modules: Mapping[str, str], name: str, matrix: Any) -> tuple[str, Float[np.ndarray, "..."]]:
+    array = np.asarray(matrix)
+    if (match := _OURS.fullmatch(name)) is None:
+        return name if name.startswith(PREFIX) else PREFIX + name, array
+    weight, is_a = match["weight"], match["side"] == "a"
+    if weight not in modules or array.ndim < 2 or not array.size:
+        fix = f"matrices of {', '.join(modules)}"
+        raise ModelError("this is not a matrix of an adapter", got=f"{name} {[*array.shape]}", fix=fix)
+    inputs = NUM_INPUTS[weight] if is_a else 1
+    array = array.reshape(int(np.prod(array.shape[:inputs])), -1).T
+    return f"{PREFIX}{modules[weight].format(i=match['layer'])}.lora_{match['side'].upper()}.weight", array

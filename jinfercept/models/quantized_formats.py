@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Int32, Shaped, UInt8
 
 from jinfercept.errors import ModelError, shown
-from jinfercept.models.packed_rows import PackedRows, Packing
+from jinfercept.models.checkpoint import PackedRows, Packing
 from jinfercept.pallas.layouts.packed_weights import from_e2m1
 
 PARTS = ("qweight", "qzeros", "scales", "g_idx")

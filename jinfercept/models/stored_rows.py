@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Int64, Shaped
 
 from jinfercept.errors import ModelError
+from jinfercept.models.checkpoint import PackedRows, Packing, common, joined
 from jinfercept.models.config import ModelConfig
-from jinfercept.models.packed_rows import PackedRows, Packing, common, joined
 
 
 class RecurrentNames(NamedTuple):
@@ -60,7 +60,7 @@ class StoredRows(NamedTuple):
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def packing(self, packing_of: Callable[[str], Packing | None]) -> Packing | None:
-        """How the weight is stored if all its tensors are quantised (`packed_rows.common`); else None."""
+        """How the weight is stored if all its tensors are quantised (`checkpoint.common`); else None."""
         packings = {packing_of(tensor) for tensor, size in self.tensors if size}
         return None if None in packings else common({packing for packing in packings if packing is not None})
 

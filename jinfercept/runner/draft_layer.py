@@ -23,8 +23,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jinfercept.models.adapted import for_rows
-from jinfercept.models.assistant import is_assistant
 from jinfercept.models.attention import cut_for
+from jinfercept.models.gemma4 import is_assistant
 from jinfercept.models.load import Loaded
 from jinfercept.models.mesh import EVERYWHERE, over_devices, specs_of
 from jinfercept.models.model import Model

@@ -20,10 +20,10 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from jinfercept.errors import EngineError
+from jinfercept.models.in_memory import shapes_of
 from jinfercept.models.mesh import beside, mesh_of, place
 from jinfercept.models.protocol import Params, ServedModel, num_draft_layers, states_of
 from jinfercept.models.quantized import weights_of
-from jinfercept.models.weights.in_memory import shapes_of
 from jinfercept.runner.draft_layer import Assistant
 from jinfercept.runner.executables import Executables, Progress, silent
 from jinfercept.runner.packing import MOST_TRANSFERS, CommonShape, enter, pack

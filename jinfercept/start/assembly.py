@@ -8,9 +8,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, Self
 
+import jax
+
 from jinfercept.chat.text_stream import TextStream
 from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.config import CHOICES, EngineConfig, RestartOptions
+from jinfercept.cpu_kernels.ordered_attention import fewest_rows
 from jinfercept.engine.adapter_table import AdapterTable
 from jinfercept.engine.disk_contexts import DiskContexts
 from jinfercept.engine.dispatcher import Dispatcher, RealClock
@@ -19,11 +22,13 @@ from jinfercept.engine.lifecycle import RequestLifecycle
 from jinfercept.engine.meter.engine_stats import EngineStats
 from jinfercept.engine.meter.request_log import RequestLog
 from jinfercept.engine.thread import EngineThread
-from jinfercept.errors import ConfigError
+from jinfercept.errors import ConfigError, refuse_any
 from jinfercept.kv.manager import KVManager
+from jinfercept.models.config import ModelConfig
 from jinfercept.models.jax_settings import own_settings
 from jinfercept.models.load import dtype_name
-from jinfercept.models.protocol import ModelDimensions, ServedModel, num_draft_layers
+from jinfercept.models.protocol import ModelDimensions, Params, ServedModel, num_draft_layers, states_of
+from jinfercept.models.quantized import is_quantized
 from jinfercept.runner.disk_pages import DiskPages
 from jinfercept.runner.hosts.group import LeadingRunner
 from jinfercept.runner.pools import Pool
@@ -36,7 +41,6 @@ from jinfercept.sched.profile import Profile
 from jinfercept.sched.scheduler import SchedulerBuild, SchedulerLimits, plan_scheduler
 from jinfercept.sched.speculation import SpeculationLimits
 from jinfercept.start.disk_tier import DiskTier
-from jinfercept.start.invariant import as_invariant
 from jinfercept.start.memory import MemoryPlan
 from jinfercept.start.served_adapters import ServedAdapters
 from jinfercept.start.several_hosts import disconnect
@@ -269,3 +273,37 @@ def turn_end_ids(model_config: ModelDimensions, tokenizer: Tokenizer | None) -> 
 def end_token_ids(model_config: ModelDimensions, tokenizer: Tokenizer | None) -> tuple[int, ...]:
     """The tokens that end a text or a turn: the model's and its tokenizer's."""
     return tuple({*model_config.eos_token_ids, *(tokenizer.eos_token_ids if tokenizer else ())})
+
+
+def as_invariant(config: EngineConfig, model: ServedModel, params: Params) -> EngineConfig:
+    """The options with which a model is served: with `batch_invariant`, attention is `ordered`.
+
+    Raises:
+        ConfigError: the bits would depend on the batch with another option, with this model or on these devices.
+    """
+    advanced = config.advanced
+    if not advanced.batch_invariant:
+        return config
+    leaves = jax.tree.leaves(params, is_leaf=is_quantized)
+    own = model.config
+    experts, sinks = (own.experts is not None, own.sinks) if isinstance(own, ModelConfig) else (False, False)
+    refuse_any(
+        "batch_invariant cannot be combined with this option",
+        (jax.default_backend() != "cpu", f"JAX on a {jax.default_backend()}", "JAX_PLATFORMS=cpu"),
+        (dtype_name(config.model.dtype) != "float32", f"dtype={config.model.dtype}", "dtype=float32"),
+        (any(map(is_quantized, leaves)), "quantised weights", "quantization=none"),
+        (config.model.activation_dtype != "auto", f"activation_dtype={config.model.activation_dtype}", "auto"),
+        (config.cache.kv_cache_dtype != "auto", f"kv_cache_dtype={config.cache.kv_cache_dtype}", "auto"),
+        (len(leaves[0].sharding.device_set) > 1, "several devices", "one device"),
+        (config.scheduling.speculation.num_speculative_tokens > 0, "speculative_config", "no drafts"),
+        (experts, "a model with experts", "another model"),
+        (sinks, "a model with attention sinks", "another model"),
+        (bool(states_of(model)), "a model with recurrent layers", "another model"),
+        (advanced.attention not in ("auto", "ordered"), f"attention={advanced.attention}", "attention=auto"),
+        (
+            config.scheduling.max_num_batched_tokens < fewest_rows(own.hidden_size),
+            f"max_num_batched_tokens={config.scheduling.max_num_batched_tokens}",
+            f"at least {fewest_rows(own.hidden_size)}",
+        ),
+    )
+    return replace(config, advanced=replace(advanced, attention="ordered"))

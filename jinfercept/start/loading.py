@@ -12,18 +12,18 @@ from jinfercept.chat.tokenizer.load import from_transformers, load_tokenizer
 from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.config import EngineConfig
 from jinfercept.errors import ConfigError, ModelError, RequestError, refuse_any, shown
-from jinfercept.models.assistant import check_alone, fitted, is_assistant
 from jinfercept.models.config import ModelConfig
+from jinfercept.models.gemma4 import check_alone, fitted, is_assistant
+from jinfercept.models.in_memory import initial_params
 from jinfercept.models.load import Loaded, bytes_to_load, dtype_name, load, locate
 from jinfercept.models.mesh import ModelMesh
 from jinfercept.models.model import Model
 from jinfercept.models.model_directory import read_json
 from jinfercept.models.protocol import Params, ServedModel, num_draft_layers
-from jinfercept.models.weights.in_memory import initial_params
 from jinfercept.runner.runner import ModelDrafter, ModelRunner
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.start.devices import on_devices
+from jinfercept.start.backend import on_devices
 from jinfercept.start.memory import FreeMemory, check_weights
 from jinfercept.start.own_model import check_config, check_functions
 from jinfercept.start.sizing import draft_shape

@@ -82,7 +82,6 @@ class MemoryPlan:
     model_len: int = 0  # the model's longest sequence, if it is longer than the pool; else 0
     num_devices: int = 1  # among which weights and pages are cut
     num_local_devices: int = 1  # of these, the ones of this host
-    kv_repeats: int = 1  # how often every KV head is stored, so that all devices have as many
     states: StatePlan = NO_STATES
     windows: SideSizes = NO_SIDES  # of layers with a pool of their own; `kv_bytes` and tokens are those of the others
     window_bytes: int = 0  # of that pool
@@ -102,7 +101,7 @@ class MemoryPlan:
             f"memory plan: {where}weights {_gib(self.weight_bytes)}, KV pool {_gib(self.kv_bytes)} for "
             f"{self.kv_tokens:,} tokens{self._windows()}{recurrent}"
             f"{reserved}, host copies up to {_gib(self.host_bytes)} for {self.host_tokens:,} tokens{host}; "
-            f"sequences of up to {self.max_model_len:,} tokens{shorter}{self._repeats()}{self._timed()}"
+            f"sequences of up to {self.max_model_len:,} tokens{shorter}"
         )
 
     @contextmanager
@@ -134,17 +133,6 @@ class MemoryPlan:
 
     def state_sizes(self, page_size: int) -> SideSizes:
         return SideSizes(self.states.num_states, self.states.num_host_states, self.state_size(page_size))
-
-    def _repeats(self) -> str:
-        if self.kv_repeats == 1:
-            return ""
-        spent = self.kv_bytes - self.kv_bytes // self.kv_repeats
-        return f"; every KV head is stored {self.kv_repeats} times, which takes {_gib(spent)} of each pool"
-
-    def _timed(self) -> str:
-        if not self.timed_bytes:
-            return ""
-        return f"; kernels are timed before pages are allocated, on up to {_gib(self.timed_bytes)} for a product"
 
     def token_bytes(self, page_size: int) -> int:
         """Bytes of one token's keys and values on all devices together. One page of the pools is scratch."""
@@ -202,7 +190,6 @@ def plan_memory(
     room: FreeMemory,
     step_bytes: int = 0,
     timed_bytes: int = 0,
-    kv_repeats: int = 1,
     draft: Loaded[ServedModel] | None = None,
     windows: WindowPlan = NO_WINDOW_PLAN,
     states: StatePlan = NO_STATES,
@@ -214,7 +201,6 @@ def plan_memory(
         room: what is free beside them and the states, on each of their devices.
         step_bytes: most that a step takes beside weights and pages.
         timed_bytes: see `largest_product_bytes`.
-        kv_repeats: how often each KV head is among those of the model.
         draft: the draft model, whose KV are in pages of their own.
     """
     cache, page_size = config.cache, config.cache.page_size
@@ -287,7 +273,6 @@ def plan_memory(
         timed_bytes=0 if room.shared else timed_bytes,
         num_devices=num_devices,
         num_local_devices=num_local_devices,
-        kv_repeats=kv_repeats,
         states=states,
         windows=windows.sizes(window_tokens, page_size, window_bytes / token_bytes) if window_tokens else NO_SIDES,
         window_bytes=(window_tokens + page_size) * window_bytes,

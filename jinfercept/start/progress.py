@@ -1,4 +1,4 @@
-"""Shows how far a start is: on one line of standard error, or in the log where no terminal and no notebook shows it."""
+"""Shows how far a start is: on one line of standard error, or in the log where no terminal shows it."""
 
 import logging
 import sys
@@ -13,7 +13,6 @@ log = logging.getLogger("jinfercept")
 
 LOG_EVERY_S = 5.0
 """Seconds between two lines of the log about one phase of a start."""
-_WIDTH = 60
 
 
 @final
@@ -31,17 +30,15 @@ class StartDisplay:
         console = Console(stderr=True)
         columns = (TextColumn("{task.description:>10}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self._bar = Progress(*columns, console=console, transient=True) if console.is_terminal else None
-        self._notebook, self._notes = console.is_jupyter, notes
+        self._notes = notes
         self._lines, self._level = _Lines(), log.level
-        self._phase, self._began_s, self._logged_s = "", time.monotonic(), 0.0
+        self._phase, self._logged_s = "", 0.0
 
     def __call__(self, what: str, done: int, total: int) -> None:
         begins = what != self._phase
         if begins:
-            self._phase, self._began_s = what, time.monotonic()
-        if self._notebook:
-            self._rewrite(f"{what} {done}/{total}, {time.monotonic() - self._began_s:.0f} s")
-        elif self._bar is None:
+            self._phase = what
+        if self._bar is None:
             now_s = time.monotonic()
             if begins or (done < total and now_s - self._logged_s >= LOG_EVERY_S):
                 self._logged_s = now_s
@@ -52,21 +49,16 @@ class StartDisplay:
             task = self._bar.add_task(what, total=total) if begins else self._bar.task_ids[0]
             self._bar.update(task, completed=done, total=total)
 
-    def _rewrite(self, text: str) -> None:
-        print(f"\r{text:<{_WIDTH}}\r", end="", file=sys.stderr, flush=True)
-
     def close(self) -> None:
         """Take the display away."""
         if self._bar is not None:
             self._bar.stop()
-        elif self._notebook:
-            self._rewrite("")
         if self._lines in log.handlers:
             log.removeHandler(self._lines)
             log.setLevel(self._level)
 
     def __enter__(self) -> Self:
-        if self._notes or (self._bar is None and not self._notebook and not log.hasHandlers()):
+        if self._notes or (self._bar is None and not log.hasHandlers()):
             log.addHandler(self._lines)
             log.setLevel(logging.INFO)
         if self._bar is not None:

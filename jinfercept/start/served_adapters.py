@@ -14,10 +14,9 @@ from jinfercept.models import embedded
 from jinfercept.models.adapters import AdapterRoom, AdapterWeights, room_for, with_adapter, with_room
 from jinfercept.models.load import Loaded
 from jinfercept.models.model import Model
-from jinfercept.models.peft_adapter import read_adapter
+from jinfercept.models.named_weights import WeightTree
+from jinfercept.models.peft_adapter import adapter_in_memory, read_adapter
 from jinfercept.models.protocol import Params, ServedModel
-from jinfercept.models.weights.adapter_arrays import adapter_in_memory
-from jinfercept.models.weights.named import WeightTree
 from jinfercept.request import Adapter
 
 TOOLS = "tools"

@@ -15,7 +15,7 @@ from jinfercept.engine.streaming import AsyncStream
 from jinfercept.engine.thread import ending_at_exit, interrupts_held_back
 from jinfercept.errors import ConfigError, EngineError, RequestError
 from jinfercept.models.adapted import without_adapters
-from jinfercept.models.weights.in_memory import Replacement
+from jinfercept.models.in_memory import Replacement
 from jinfercept.outputs import FinishReason
 from jinfercept.request import Request
 from jinfercept.sched.door import Overload

@@ -72,13 +72,12 @@ def plan_pools(
         timed = largest_product_bytes(params, shape.buckets[-1], shape.sample_rows[-1])
         if draft is not None and assistant is None:
             beside += step_bytes(draft.model, draft.params, draft_shape(draft.model, model, shape), attention)
-    repeats = model.kv_repeats if isinstance(model, Model) else 1
     mesh, dtype = _mesh(params), str(weights_of(params)[0].dtype)
     states = plan_states(model, dtype, mesh.size, config, room.free_bytes)
     room = room._replace(free_bytes=room.free_bytes - states.num_bytes)
 
     def planned() -> MemoryPlan:
-        plan = partial(plan_memory, model.config, params, config, room, beside, timed, repeats, draft, states=states)
+        plan = partial(plan_memory, model.config, params, config, room, beside, timed, draft, states=states)
         memory = plan(windows=windows)
         if config.cache.num_window_tokens is None and not windows_pay(memory, config.cache.page_size):
             return plan()

@@ -32,12 +32,9 @@ from jinfercept.runner.runner import ModelRunner
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.profile import Profile
-from jinfercept.start.assembly import EngineSetup, StartTimes, check_choices, chunks, without_objects
-from jinfercept.start.backend import prepare_backend, start_backend
-from jinfercept.start.compile_cache import CompileCounter
-from jinfercept.start.devices import choose_devices
+from jinfercept.start.assembly import EngineSetup, StartTimes, as_invariant, check_choices, chunks, without_objects
+from jinfercept.start.backend import CompileCounter, choose_devices, prepare_backend, start_backend
 from jinfercept.start.disk_tier import DiskTier, identity_of, open_store, priced
-from jinfercept.start.invariant import as_invariant
 from jinfercept.start.loading import (
     TokenizerChoice,
     add_drafter,

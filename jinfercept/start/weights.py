@@ -14,11 +14,11 @@ from jinfercept.engine.engine import Engine
 from jinfercept.errors import ConfigError, EngineError, ModelError, RequestError, describe_failure, shown
 from jinfercept.models.adapted import is_adapted, without_adapters
 from jinfercept.models.adapters import AdapterWeights, with_matrices_of
+from jinfercept.models.in_memory import Replacement, blocks_of, ties_of
 from jinfercept.models.load import dtype_name, lazy_params
 from jinfercept.models.mesh import ModelMesh
+from jinfercept.models.named_weights import NameFilter, WeightTree, made, params_by_name
 from jinfercept.models.protocol import Params, ServedModel, num_draft_layers
-from jinfercept.models.weights.in_memory import Replacement, blocks_of, ties_of
-from jinfercept.models.weights.named import NameFilter, WeightTree, made, params_by_name
 from jinfercept.request import Adapter
 from jinfercept.runner.runner import ModelRunner
 from jinfercept.start.served_adapters import ServedAdapters

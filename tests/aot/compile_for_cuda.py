@@ -29,12 +29,11 @@ from benchmarks.gpu_bill.machine_code import is_product, products_loop, read_ker
 from benchmarks.gpu_suite.fragment_product import DEPTH, arrange
 from benchmarks.gpu_suite.fragment_product import product as fragment_product
 from jinfercept.models.attention import CUTS, paged_attention
+from jinfercept.models.checkpoint import Packing
 from jinfercept.models.config import ExpertsConfig
 from jinfercept.models.experts import ExpertWeights, choose, combined
 from jinfercept.models.hf_config import config_from_hf
-from jinfercept.models.packed_rows import Packing
-from jinfercept.models.quantized import QuantizedTensor
-from jinfercept.models.quantized_product import product
+from jinfercept.models.quantized import QuantizedTensor, product
 from jinfercept.pallas.layouts.kv_rows import stored_dtype
 from jinfercept.pallas.layouts.packed_weights import WIDTH, Packed
 from jinfercept.pallas.layouts.pages import Batch, kv_shape, write_kv

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jinfercept.cpu_kernels import native
-from jinfercept.models.quantized_product import product
+from jinfercept.models.quantized import product
 from jinfercept.pallas.layouts.packed_weights import row_group
 from jinfercept.pallas.layouts.rows import Gated, Normed, Rows, dense, rounded
 from tests.support.pretend import older_cpu

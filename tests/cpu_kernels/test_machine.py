@@ -213,7 +213,7 @@ def called(kernel: Any) -> set[str]:
 
 def test_products_and_attention_call_no_function_of_a_compilers_library(kernels: list[Any]):
     from jinfercept.cpu_kernels import chunks, decode, products
-    from jinfercept.models import quantized_product
+    from jinfercept.models import quantized
 
     def dense(x: jax.Array, w: jax.Array, tied: jax.Array) -> list[jax.Array]:
         return [
@@ -229,7 +229,7 @@ def test_products_and_attention_call_no_function_of_a_compilers_library(kernels:
     for bits in (4, 8):
         packed, _ = weight(64, 96, bits=bits, group=32, offset=True)
         for rows in (1, 40):
-            jax.eval_shape(lambda x, packed=packed: quantized_product.product(x, packed, jnp.bfloat16), shape(rows, 64))
+            jax.eval_shape(lambda x, packed=packed: quantized.product(x, packed, jnp.bfloat16), shape(rows, 64))
     numbers = jax.ShapeDtypeStruct((5,), jnp.int32)
     stack = jax.ShapeDtypeStruct((5, 64, 64), jnp.bfloat16)
     jax.eval_shape(products.grouped_product, shape(3, 64), stack, numbers, numbers, numbers)

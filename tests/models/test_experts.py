@@ -16,16 +16,15 @@ from jinfercept.cpu_kernels import native
 from jinfercept.errors import ModelError
 from jinfercept.models import joined_weights, model
 from jinfercept.models.config import ExpertsConfig, ModelConfig
-from jinfercept.models.dummy import random_params
 from jinfercept.models.experts import ExpertWeights, _by_blocks, _grouped, _has_cpu_kernel, _Pairs, choose, combined
 from jinfercept.models.hf_config import config_from_hf
+from jinfercept.models.in_memory import Replacement, initial_params, shapes_of
 from jinfercept.models.joined_weights import is_joined, separate_layer, serve_layer
-from jinfercept.models.load import load
+from jinfercept.models.load import load, random_params
 from jinfercept.models.mesh import ModelMesh
 from jinfercept.models.model import Model, abstract_params, param_bytes
 from jinfercept.models.protocol import Params
 from jinfercept.models.sharding import partition_specs
-from jinfercept.models.weights.in_memory import Replacement, initial_params, shapes_of
 from jinfercept.pallas.layouts.packed_weights import ExpertSides
 
 GOLDEN = Path(__file__).parent.parent / "golden"

@@ -16,8 +16,8 @@ from jinfercept.chat.tokenizer.gguf import read_vocab
 from jinfercept.errors import ModelError
 from jinfercept.models import torch_weights
 from jinfercept.models.gguf_weights import GGUFCheckpoint
-from jinfercept.models.safetensors_weights import SafetensorsFile
 from jinfercept.models.torch_weights import TorchFile
+from jinfercept.models.weight_files import SafetensorsFile
 
 
 class Hostile:

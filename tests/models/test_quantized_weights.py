@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jinfercept.errors import ConfigError, ModelError
+from jinfercept.models.checkpoint import PackedRows, Packing, common
 from jinfercept.models.gguf_weights import PACKINGS
+from jinfercept.models.in_memory import Replacement, initial_params, shapes_of
 from jinfercept.models.joined_weights import join_layer, joinable, separate
 from jinfercept.models.load import bytes_to_load, load
 from jinfercept.models.mesh import ModelMesh
 from jinfercept.models.model import Model
-from jinfercept.models.packed_rows import PackedRows, Packing, common
 from jinfercept.models.quantized import QuantizedTensor, is_quantized
-from jinfercept.models.weights.in_memory import Replacement, initial_params, shapes_of
 from tests.support.dense_model import dense, logits
 from tests.support.quantized_weight import pack
 from tests.support.tiny_gguf import E, F, write

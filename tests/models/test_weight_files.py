@@ -19,8 +19,8 @@ from jinfercept.models.gguf_weights import GGUFCheckpoint
 from jinfercept.models.hf_weights import HFCheckpoint
 from jinfercept.models.load import load, quantization_of
 from jinfercept.models.quantized import is_quantized
-from jinfercept.models.safetensors_weights import SafetensorsFile
 from jinfercept.models.torch_weights import TorchFile
+from jinfercept.models.weight_files import SafetensorsFile
 from tests.support import quantised_checkpoints as words
 from tests.support import tiny_gguf
 

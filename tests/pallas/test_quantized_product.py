@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jinfercept.cpu_kernels import native
-from jinfercept.models.quantized_product import product, supports
+from jinfercept.models.quantized import product, supports
 from jinfercept.pallas.layouts.packed_weights import ORDER, Packed, e2m1_pairs, from_e2m1, unpack
 from tests.support.pretend import older_cpu
 from tests.support.quantized_weight import mxfp4_weight, pack_nibbles, weight

@@ -13,7 +13,7 @@ from jinfercept.engine.streaming import serve
 from jinfercept.llm import LLM
 from jinfercept.outputs import RequestOutput
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.start.compile_cache import CompileCounter
+from jinfercept.start.backend import CompileCounter
 from tests.support.sampling_reference import probabilities, shaped
 from tests.support.tiny_model import TIE, TOOL, Workload, reference_logits, streams, tiny_llm
 

@@ -1,5 +1,5 @@
 """Damaged entries of JAX's compilation cache are dropped, so that the next start compiles and stores them again; a cache in a
-bucket works, or is refused before anything is loaded."""
+bucket works."""
 
 import os
 import subprocess
@@ -7,13 +7,10 @@ import sys
 import time
 import zlib
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from jinfercept.errors import ConfigError
-from jinfercept.start.compile_cache import check_bucket, drop_damaged
-from tests.support.pretend import missing
+from jinfercept.start.backend import drop_damaged
 from tests.support.tiny_model import GOLDEN
 
 WHOLE = zlib.compress(bytes(range(256)) * 64)
@@ -116,29 +113,3 @@ def test_a_second_start_finds_what_the_first_one_kept_in_a_bucket(tmp_path: Path
     hits, misses = start()
     assert hits > 8 * misses
     assert not list(cwd.iterdir()), "a folder gs: beside the user's files"
-
-
-@pytest.mark.parametrize(
-    ("directory", "fix"), [("s3://bucket/xla", "pip install s3fs"), ("ftp://bucket/xla", "gs://, s3://, az://")]
-)
-def test_a_bucket_without_its_package_is_refused(directory: str, fix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    missing(monkeypatch, "s3fs")
-    with pytest.raises(ConfigError, match=f"JAX cannot use this compilation cache.*{fix}"):
-        check_bucket(directory)
-
-
-def test_a_bucket_that_does_not_answer_is_a_warning(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise OSError("403 Forbidden")
-
-    monkeypatch.setattr("etils.epath.Path", refuse)
-    check_bucket("gs://bucket/xla")
-    assert "does not answer: OSError: 403 Forbidden" in caplog.text
-
-
-def test_a_local_folder_is_left_to_jax(tmp_path: Path) -> None:
-    for directory in (str(tmp_path / "xla"), f"file://{tmp_path}/xla"):
-        check_bucket(directory)
-    assert not (tmp_path / "xla").exists()

@@ -19,8 +19,7 @@ from jinfercept.errors import ConfigError, ModelError
 from jinfercept.models.joined_weights import separate
 from jinfercept.models.protocol import Params
 from jinfercept.sched.named_profiles import PROFILES
-from jinfercept.start.backend import prepare_backend
-from jinfercept.start.compile_cache import CompileCounter
+from jinfercept.start.backend import CompileCounter, prepare_backend
 from jinfercept.start.memory import GIB
 from tests.support.tiny_model import GOLDEN
 

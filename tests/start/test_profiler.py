@@ -15,7 +15,7 @@ from jinfercept.sched.named_profiles import PROFILES, load_profile
 from jinfercept.sched.plan import StepPlan
 from jinfercept.sched.profile import Profile
 from jinfercept.start import sizing
-from jinfercept.start.compile_cache import CompileCounter
+from jinfercept.start.backend import CompileCounter
 from jinfercept.start.profiler import EFFORTS, Effort, measure, profile_path, remember, remembered
 from tests.support.tiny_model import Workload, streams, tiny_llm, tiny_setup
 

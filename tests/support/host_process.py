@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jax._src import compilation_cache, compiler
 
-from jinfercept.start.compile_cache import CompileCounter
+from jinfercept.start.backend import CompileCounter
 from tests.support.tiny_model import Workload, streams, tiny_llm
 
 WORKLOAD = Workload(number=8, seed=7)

@@ -15,15 +15,13 @@ from jinfercept.models.adapted import without_adapters
 from jinfercept.models.joined_weights import is_joined, separate, separate_layer, serve, serve_layer
 from jinfercept.models.mesh import EVERYWHERE, ModelMesh, mesh_of
 from jinfercept.models.model import Model, abstract_params, tied, untied
+from jinfercept.models.named_weights import KEPT, by_name, check_leaf, dotted, made
 from jinfercept.models.protocol import CutModel, Params, ServedModel, Weights
 from jinfercept.models.quantized import is_quantized, weights_of
 from jinfercept.models.sharding import fit, partition_spec, partition_specs
 from jinfercept.models.stored_weights import LazyWeight
-from jinfercept.models.weights.named import KEPT, by_name, check_leaf, dotted, made
 
 _LAYOUT = "Params(embed, layers, head) of models/protocol.py"
-PIECE_BYTES = 16 << 20
-"""Larger arrays that come from elsewhere are copied in pieces of so many bytes."""
 _NUMBERS = (np.number, np.bool)
 
 
@@ -147,21 +145,12 @@ class Replacement:
 
     def _block(self, new: Weights, shapes: Weights, reused: Weights | None, old: list[Weights]) -> Weights:
         # `old` is emptied before the first array is overwritten, in the memory of what is `reused`
-        large = self._large(new, reused)
-
-        def others(weights: Weights) -> Weights:
-            return {name: leaf for name, leaf in weights.items() if name not in large}
-
-        block: Weights = {}
-        if others(new):
-            placed, reused = self._placed(others(new), others(shapes)), others(reused) if reused else reused
-            if reused:
-                old.clear()
-            block = self._written(reused, placed, others(shapes))
-        for name in large:
+        if not new:
+            return {}
+        placed = self._placed(new, shapes)
+        if reused:
             old.clear()
-            block[name] = _overwrite(large[name], new[name])
-        return block
+        return self._written(reused, placed, shapes)
 
     def _old(self, blocks: list[Weights]) -> list[Weights]:
         pairs = zip(blocks, self._shapes, strict=True)
@@ -181,18 +170,6 @@ class Replacement:
         return jax.tree.map(
             lambda leaf, served: served if leaf is KEPT else leaf, new, {name: apart[name] for name in new}
         )
-
-    def _large(self, new: Weights, reused: Weights | None) -> Weights:
-        def comes_in_pieces(leaf: Any, served: Any) -> bool:
-            if not isinstance(served, jax.Array) or leaf.shape != served.shape or served.nbytes <= PIECE_BYTES:
-                return False
-            if isinstance(leaf, jax.Array):
-                return leaf.sharding.device_set != served.sharding.device_set
-            return isinstance(leaf, np.ndarray)
-
-        # new arrays that come from elsewhere, in pieces, into the memory of served ones
-        old = reused or {}
-        return {name: old[name] for name, leaf in new.items() if comes_in_pieces(leaf, old.get(name))}
 
     def _placed(self, block: Weights, shapes: Weights) -> Weights:
         block = made(block)
@@ -219,26 +196,6 @@ def _write(old: Weights | None, new: Weights, dtypes: tuple[str, ...], *, as_ser
     # in the memory of the old weights, never in that of the new
     leaves, tree = jax.tree.flatten(serve_layer(new) if as_served else new)
     return jax.tree.unflatten(tree, [jnp.copy(leaf).astype(dtype) for leaf, dtype in zip(leaves, dtypes, strict=True)])
-
-
-def _overwrite(old: jax.Array, source: Any) -> jax.Array:
-    if len(old.sharding.device_set) == 1:
-        return _in_pieces(old, source, (slice(0, len(old)),))
-    parts = [_in_pieces(shard.data, source, shard.index) for shard in old.addressable_shards]
-    return jax.make_array_from_single_device_arrays(old.shape, old.sharding, parts)
-
-
-def _in_pieces(old: jax.Array, source: Any, index: tuple[slice, ...]) -> jax.Array:
-    first, step = index[0].start or 0, max(1, PIECE_BYTES * len(source) // source.nbytes)
-    for start in range(0, len(old), step):
-        rows = (slice(first + start, first + min(start + step, len(old))), *index[1:])
-        old = jax.block_until_ready(_write_rows(old, jax.device_put(source[rows], old.sharding), start))
-    return old
-
-
-@partial(jax.jit, donate_argnums=0)
-def _write_rows(old: jax.Array, rows: jax.Array, start: Any) -> jax.Array:
-    return jax.lax.dynamic_update_slice_in_dim(old, rows.astype(old.dtype), start, axis=0)
 
 
 def shapes_of(params: Params) -> Params:
