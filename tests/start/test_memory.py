@@ -172,7 +172,7 @@ def test_a_plan_finds_its_place_in_one_region_and_not_in_regions_that_double(
 
 
 def test_a_pool_that_finds_no_place_is_an_error_with_the_memory_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ModelRunner, "allocate", lambda _: jnp.zeros(1 << 46).block_until_ready())
+    monkeypatch.setattr(ModelRunner, "reset", lambda _: jnp.zeros(1 << 46).block_until_ready())
     with pytest.raises(
         ConfigError, match=r"no place for what was planned; got memory plan: weights .*fix: lower kv_tokens"
     ):
