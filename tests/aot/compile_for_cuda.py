@@ -308,19 +308,9 @@ def main() -> None:
     json.dump({"results": results, "sources": loaded_sources(TARGETS / f"{order['gpu']}.txtpb")}, sys.stdout)
 
 
-if __name__ == "__main__":
-    main()
-
-
 STATEMENT = re.compile(r"^\s*(?:@!?%p\d+\s+)?([a-z][\w.:]*)\s+([^;]+);", re.MULTILINE)
-
-
 REGISTER = re.compile(r"%rd?\d+")
-
-
 ADDRESS = re.compile(r"\[\s*(%rd\d+)")
-
-
 ENTRY = re.compile(r"^\.visible \.entry (\w+)\(", re.MULTILINE)
 
 
@@ -361,3 +351,7 @@ def _least_scale(body: str) -> float:
                 grown = scale << int(sources[1]) if opcode == "shl.b64" else scale
                 waiting += [(source, grown) for source in sources if REGISTER.fullmatch(source)]
     return least
+
+
+if __name__ == "__main__":
+    main()
