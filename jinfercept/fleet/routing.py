@@ -87,12 +87,12 @@ class _DecayedCount:
 class _ReplicaLoad:
     """The work of a replica, what was sent there since its report and is worked off as time passes, and what it holds."""
 
-    __slots__ = ("_num_tokens", "_queue_at", "_queue_s", "_reported_at", "held", "in_flight", "name", "placed")
+    __slots__ = ("_num_tokens", "_queue_at", "_queue_s", "_reported_at", "in_flight", "name", "placed", "tokens_by_key")
 
     def __init__(self, name: str) -> None:
         self.name, self.in_flight, self.placed = name, 0, _DecayedCount()
         self._queue_s, self._queue_at, self._reported_at = 0.0, -inf, -inf
-        self.held: dict[TenantKey, int] = {}  # tokens that count, the last used keys last
+        self.tokens_by_key: dict[TenantKey, int] = {}  # tokens that count, the last used keys last
         self._num_tokens = 0
 
     def queue_s(self, state: ReplicaState, now: float) -> float:
@@ -109,15 +109,15 @@ class _ReplicaLoad:
         """Note a context that has been used; its tokens count once. Yields the keys of the contexts that are lost for it."""
         for place, key in enumerate(keys):
             self.lose(key)
-            self.held[key] = 0 if place else num_tokens
-            self._num_tokens += self.held[key]
-        while self.held and (self._num_tokens > pool_tokens or len(self.held) > MOST_CONTEXTS):
-            oldest = next(iter(self.held))
+            self.tokens_by_key[key] = 0 if place else num_tokens
+            self._num_tokens += self.tokens_by_key[key]
+        while self.tokens_by_key and (self._num_tokens > pool_tokens or len(self.tokens_by_key) > MOST_CONTEXTS):
+            oldest = next(iter(self.tokens_by_key))
             self.lose(oldest)
             yield oldest
 
     def lose(self, key: TenantKey) -> None:
-        self._num_tokens -= self.held.pop(key, 0)
+        self._num_tokens -= self.tokens_by_key.pop(key, 0)
 
 
 @final
@@ -201,16 +201,16 @@ class Router:
         candidates = [state for state in replicas if state.accepts]
         if not candidates:
             raise NoReplicaError("no replica accepts requests")
-        known, before_tokens = self._known_prefixes(hint)
-        held = self._find(hint, known, {state.name for state in replicas})
-        is_own = any(holding.reason in _OWN for holding in held.values())
+        prefix_places, before_tokens = self._known_prefixes(hint)
+        holdings = self._find(hint, prefix_places, {state.name for state in replicas})
+        is_own = any(holding.reason in _OWN for holding in holdings.values())
         num_tokens = hint.prompt_tokens + before_tokens
         most_held, whole_s = max(0, num_tokens - 1), self._recompute_s(num_tokens)  # the last token is always computed
         bound = inf if is_own else max(SPREAD_SLACK, SPREAD_BOUND * self._placed.at(now) / len(replicas))
 
         def ranked(state: ReplicaState) -> tuple[tuple[int, bool, float, int], float, _ReplicaLoad]:
             load = self._load(state.name)
-            holding, placed = held.get(load, _NOTHING_HELD), load.placed.at(now)
+            holding, placed = holdings.get(load, _NOTHING_HELD), load.placed.at(now)
             found_tokens = min(holding.tokens, most_held) if placed < bound else 0
             saved_s = self._recompute_s(found_tokens) if found_tokens else 0.0
             price_s = load.queue_s(state, now) + whole_s - saved_s
@@ -218,14 +218,14 @@ class Router:
             return rank, price_s, load
 
         _, price_s, chosen = min(map(ranked, candidates), key=lambda choice: choice[0])
-        holding = held.get(chosen, _NOTHING_HELD)
+        holding = holdings.get(chosen, _NOTHING_HELD)
         chosen.send(price_s, now)
         if holding.reason not in _OWN:
             chosen.placed.add(now)
             self._placed.add(now)
-        self._record(hint, chosen, num_tokens, known)
+        self._record(hint, chosen, num_tokens, prefix_places)
         moved = is_own and holding.reason not in _OWN
-        reason = "moved" if moved else holding.reason or ("spread" if held else "load")
+        reason = "moved" if moved else holding.reason or ("spread" if holdings else "load")
         return Route(chosen.name, reason, min(holding.tokens, most_held), price_s)
 
     def finished(
@@ -270,7 +270,7 @@ class Router:
         """Forget a replica and all that it held: it is dead, or has been replaced."""
         load = self._loads.pop(name, None)
         if load is not None:
-            load.held.clear()
+            load.tokens_by_key.clear()
 
     def _recompute_s(self, num_tokens: int) -> float:
         return 0.0 if self._profile is None else self._profile.recompute_s(num_tokens, self._chunk_tokens)
@@ -293,44 +293,50 @@ class Router:
 
     def _known_prefixes(self, hint: RoutingHint) -> tuple[list[tuple[int, _KnownPrefix]], int]:
         prefixes = enumerate(hint.prefixes)
-        known = [(place, entry) for place, (key, _) in prefixes if (entry := self._known.get((hint.tenant, key)))]
+        prefix_places = [
+            (place, entry) for place, (key, _) in prefixes if (entry := self._known.get((hint.tenant, key)))
+        ]
         before = hint.follows and self._known.get((hint.tenant, hint.follows))
-        return known, before.tokens if before else 0
+        return prefix_places, before.tokens if before else 0
 
     def _find(
-        self, hint: RoutingHint, known: Sequence[tuple[int, _KnownPrefix]], names: Set[str]
+        self, hint: RoutingHint, prefix_places: Sequence[tuple[int, _KnownPrefix]], names: Set[str]
     ) -> dict[_ReplicaLoad, _HeldPrompt]:
-        tenant, prefixes, held = hint.tenant, hint.prefixes, dict[_ReplicaLoad, _HeldPrompt]()
+        tenant, prefixes, holdings = hint.tenant, hint.prefixes, dict[_ReplicaLoad, _HeldPrompt]()
 
         def holders(prefix: _KnownPrefix) -> Iterator[_ReplicaLoad]:
             return (load for load in prefix.holders if load.name in names and self._loads.get(load.name) is load)
 
-        found: list[tuple[_KnownPrefix, Reason]] = []
+        candidates: list[tuple[_KnownPrefix, Reason]] = []
         if hint.follows is not None and (prefix := self._known.get((tenant, hint.follows))):
-            found.append((prefix, "conversation"))
-        for place, prefix in known:
+            candidates.append((prefix, "conversation"))
+        for place, prefix in prefix_places:
             forks = prefix.forks_at(prefixes[place - 1].key if place else None)
-            found.append((prefix, "prefix" if forks else "conversation"))
-        for prefix, reason in found:
+            candidates.append((prefix, "prefix" if forks else "conversation"))
+        for prefix, reason in candidates:
             for load in holders(prefix):
-                held.setdefault(load, _HeldPrompt(prefix.tokens, reason))
+                holdings.setdefault(load, _HeldPrompt(prefix.tokens, reason))
         if hint.named is not None and (prefix := self._known.get((tenant, hint.named))):
             reason = "prefix" if prefix.forks_at(hint.opening) else "session"
             for load in holders(prefix):
-                holding = held.get(load, _NOTHING_HELD)
+                holding = holdings.get(load, _NOTHING_HELD)
                 if holding.reason in _OWN:
-                    held[load] = holding._replace(reason="session")
+                    holdings[load] = holding._replace(reason="session")
                 else:
-                    held[load] = _HeldPrompt(max(holding.tokens, prefix.tokens), reason)
-        return held
+                    holdings[load] = _HeldPrompt(max(holding.tokens, prefix.tokens), reason)
+        return holdings
 
     def _record(
-        self, hint: RoutingHint, holder: _ReplicaLoad, num_tokens: int, known: Sequence[tuple[int, _KnownPrefix]]
+        self,
+        hint: RoutingHint,
+        holder: _ReplicaLoad,
+        num_tokens: int,
+        prefix_places: Sequence[tuple[int, _KnownPrefix]],
     ) -> None:
         """Note that a replica holds a prompt from now on: its whole, its first prefixes, and where it leaves a known one."""
         tenant, prefixes = hint.tenant, hint.prefixes
         places = {0, *range(max(0, len(prefixes) - FIRST_PREFIXES), len(prefixes))} if prefixes else set[int]()
-        for place, prefix in known:
+        for place, prefix in prefix_places:
             is_same = place == 0 and prefix.next_key is None  # the same prompt again
             prefix.goes_on(prefixes[place - 1].key if place else None)
             prefix.shared |= is_same
