@@ -1,10 +1,13 @@
 """Sampling parameters of one request, checked."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from itertools import chain
-from typing import Any, NamedTuple, Self
+from typing import Annotated, Self
 
+from pydantic import BaseModel, BeforeValidator, Field, InstanceOf, StrictBool, ValidationError
+
+from jinfercept.config import MAX_BIAS
 from jinfercept.errors import ArgumentError, RequestError, shown
 from jinfercept.structured_outputs import StructuredOutputsParams
 from jinfercept.values import plain
@@ -118,12 +121,16 @@ class SamplingParams:
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
-        for name, rule in _RULES.items():
-            given = plain(getattr(self, name))
-            value = rule.read(given)
-            if not (rule.fits(value) or (value is None and rule.is_optional)):
-                raise RequestError(f"{name} {rule.what}", got=shown(given), fix=rule.fix)
-            object.__setattr__(self, name, tuple(value) if type(value) is list else value)
+        given = {name: plain(getattr(self, name)) for name in _Checked.model_fields}
+        try:
+            checked = _Checked.model_validate(given)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            name = str(problem["loc"][0])
+            fix = _Checked.model_fields[name].description or "give a value of the type that SamplingParams says"
+            raise RequestError(f"{name} is wrong: {problem['msg']}", got=shown(given[name]), fix=fix) from None
+        for name in given:
+            object.__setattr__(self, name, getattr(checked, name))
         self._check_together()
 
     @property
@@ -140,12 +147,6 @@ class SamplingParams:
             raise RequestError(what, got=self.min_tokens, fix="at most max_tokens")
         if self.n > 1 and self.temperature == 0:
             raise RequestError("greedy outputs are identical", got=f"n={self.n}", fix="n=1, or a temperature above 0")
-        if len(self.logit_bias or ()) > MAX_BIASED_TOKENS:
-            raise RequestError(
-                f"logit_bias may have at most {MAX_BIASED_TOKENS} tokens",
-                got=len(self.logit_bias or ()),
-                fix="use allowed_token_ids or bad_words",
-            )
         several = [len(ids) for ids in self.bad_words_token_ids or () if len(ids) > 1]
         if len(several) > MAX_BAD_SEQUENCES or max(several, default=0) > MAX_BAD_TOKENS:
             raise RequestError(
@@ -173,103 +174,51 @@ def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-class _Rule(NamedTuple):
-    what: str  # of the error for any other value, as `fix`
-    fix: str
-    fits: Callable[[Any], bool]  # takes the value that `read` has made of the given one
-    is_optional: bool = False  # None fits too
-    read: Callable[[Any], Any] = lambda value: value
+_Text = Annotated[str, Field(min_length=1)]
+_Word = Annotated[str, Field(pattern=r"\S")]
+_Token = Annotated[int, Field(strict=True)]
+_Bias = Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]
+_EMPTY = BeforeValidator(lambda given: () if given is None else given)
 
 
-def _whole(fix: str, least: int, most: int | None = None, is_optional: bool = False) -> _Rule:
-    def fits(value: Any) -> bool:
-        return type(value) is int and value >= least and (most is None or value <= most)
-
-    bounds = f"at least {least}" if most is None else f"from {least} to {most}"
-    return _Rule(f"is a whole number, {bounds}", fix, fits, is_optional)
+_REPORTED = "0 reports the token alone; all (-1) are too many"
 
 
-def _number(what: str, fix: str, least: float, most: float) -> _Rule:
-    return _Rule(what, fix, lambda value: is_number(value) and least <= value <= most)
+class _Checked(BaseModel):
+    """The types and ranges of the parameters. Descriptions say how to mend a wrong value."""
 
-
-def _is_list(value: object, fits: Callable[[Any], bool]) -> bool:
-    return isinstance(value, list | tuple) and all(map(fits, value))
-
-
-def _is_ids(value: object) -> bool:
-    return _is_list(value, lambda token: type(token) is int)
-
-
-def _biases(given: Any) -> Any:
-    try:
-        # keys may be texts, as JSON has them
-        return given and {int(token): float(bias) for token, bias in given.items()}
-    except (AttributeError, TypeError, ValueError):
-        return ()
-
-
-def _sequences(given: Any) -> Any:
-    if not isinstance(given, list | tuple):
-        return given or ()
-    return tuple(tuple(ids) if isinstance(ids, list) else ids for ids in given)
-
-
-_BOOL = _Rule("is True or False", "give one of them", lambda value: type(value) is bool)
-_PENALTY = _number("is a number from -2 to 2", "0 turns it off", -2, 2)
-_LOGPROBS = _whole("0 reports the token alone; all (-1) are too many", 0, MAX_LOGPROBS, is_optional=True)
-_FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "return_processed_logprobs")
-_RULES: Mapping[str, _Rule] = {
-    "stop": _Rule(
-        "is one or several texts that are not empty",
-        "leave it out",
-        lambda texts: _is_list(texts, lambda text: isinstance(text, str) and text != ""),
-        read=lambda given: (given,) if isinstance(given, str) else given or (),
-    ),
-    "stop_token_ids": _Rule(
-        "is a list of token ids", "give whole numbers", _is_ids, read=lambda given: () if given is None else given
-    ),
-    "max_tokens": _whole("ask for a token", 1, is_optional=True),
-    "min_tokens": _whole("at most max_tokens", 0),
-    "seed": _Rule("is a whole number", "leave it out, or give one", lambda seed: type(seed) is int, is_optional=True),
-    "temperature": _number(f"is a number from 0 to {MAX_TEMPERATURE:g}", "0 is greedy", 0, MAX_TEMPERATURE),
-    "top_p": _number("must be from 0 to 1", "1 turns it off", 0, 1),
-    "min_p": _number("must be from 0 to 1", "0 turns it off", 0, 1),
-    "repetition_penalty": _number("is a number from 0.01 to 100", "1 turns it off", 0.01, 100),
-    "presence_penalty": _PENALTY,
-    "frequency_penalty": _PENALTY,
-    "top_k": _whole("0 or -1 turn it off", -1),
-    "n": _whole("give the prompt several times", 1, MAX_OUTPUTS),
-    "logprobs": _LOGPROBS,
-    "prompt_logprobs": _LOGPROBS,
-    "structured_outputs": _Rule(
-        "must be a StructuredOutputsParams",
-        "StructuredOutputsParams(json=…)",
-        lambda given: isinstance(given, StructuredOutputsParams),
-        is_optional=True,
-    ),
-    "logit_bias": _Rule(
-        "must map token ids to numbers from -100 to 100",
-        "{token id: bias}",
-        lambda biases: isinstance(biases, dict) and all(-100 <= bias <= 100 for bias in biases.values()),
-        is_optional=True,
-        read=_biases,
-    ),
-    "allowed_token_ids": _Rule(
-        "is a list of token ids", "give at least one", lambda ids: _is_ids(ids) and len(ids) > 0, is_optional=True
-    ),
-    "forced_output_ids": _Rule("is a list of token ids", "leave it out", _is_ids),
-    "bad_words": _Rule(
-        "is a list of texts",
-        "none of them empty",
-        lambda words: _is_list(words, lambda word: isinstance(word, str) and word.strip() != ""),
-        read=lambda given: given or (),
-    ),
-    "bad_words_token_ids": _Rule(
-        "is a list of lists of token ids",
-        "none of them empty",
-        lambda bad: _is_list(bad, lambda ids: _is_ids(ids) and len(ids) > 0),
-        read=_sequences,
-    ),
-    **dict.fromkeys((*_FLAGS, "return_kept_tokens", "return_routed_experts"), _BOOL),
-}
+    temperature: float = Field(ge=0, le=MAX_TEMPERATURE, strict=True, description="0 is greedy")
+    max_tokens: int | None = Field(ge=1, strict=True, description="ask for a token")
+    min_tokens: int = Field(ge=0, strict=True, description="at most max_tokens")
+    seed: int | None = Field(strict=True, description="leave it out, or give a whole number")
+    stop: Annotated[
+        tuple[_Text, ...], BeforeValidator(lambda given: (given,) if isinstance(given, str) else given or ())
+    ]
+    stop_token_ids: Annotated[tuple[_Token, ...], _EMPTY] = Field(description="give whole numbers")
+    n: int = Field(ge=1, le=MAX_OUTPUTS, strict=True, description="give the prompt several times")
+    top_k: int = Field(ge=-1, strict=True, description="0 or -1 turn it off")
+    top_p: float = Field(ge=0, le=1, strict=True, description="1 turns it off")
+    min_p: float = Field(ge=0, le=1, strict=True, description="0 turns it off")
+    repetition_penalty: float = Field(ge=0.01, le=100, strict=True, description="1 turns it off")
+    presence_penalty: float = Field(ge=-2, le=2, strict=True, description="0 turns it off")
+    frequency_penalty: float = Field(ge=-2, le=2, strict=True, description="0 turns it off")
+    logit_bias: dict[int, _Bias] | None = Field(
+        max_length=MAX_BIASED_TOKENS, description="{token id: bias}, or allowed_token_ids or bad_words"
+    )
+    allowed_token_ids: tuple[_Token, ...] | None = Field(min_length=1, description="give at least one")
+    bad_words: Annotated[tuple[_Word, ...], _EMPTY] = Field(description="a list of texts, none of them empty")
+    bad_words_token_ids: Annotated[tuple[Annotated[tuple[_Token, ...], Field(min_length=1)], ...], _EMPTY] = Field(
+        description="a list of lists of token ids, none of them empty"
+    )
+    logprobs: int | None = Field(ge=0, le=MAX_LOGPROBS, strict=True, description=_REPORTED)
+    prompt_logprobs: int | None = Field(ge=0, le=MAX_LOGPROBS, strict=True, description=_REPORTED)
+    structured_outputs: InstanceOf[StructuredOutputsParams] | None = Field(
+        description="StructuredOutputsParams(json=…)"
+    )
+    forced_output_ids: tuple[_Token, ...] = Field(description="leave it out")
+    ignore_eos: StrictBool
+    include_stop_str_in_output: StrictBool
+    skip_special_tokens: StrictBool
+    return_processed_logprobs: StrictBool
+    return_kept_tokens: StrictBool
+    return_routed_experts: StrictBool

@@ -5,6 +5,7 @@ is no longer needed are cancelled.
 """
 
 import heapq
+import logging
 import threading
 import time
 from collections import deque
@@ -28,6 +29,8 @@ from jinfercept.engine.tool_executor import (
     value_result,
 )
 from jinfercept.hooks import Constraint
+
+log = logging.getLogger(__name__)
 
 
 class Clock(Protocol):
@@ -210,6 +213,9 @@ class Dispatcher:
         if pause.cancelled or index in pause.results:
             return
         pause.results[index] = result
+        if result.status in ("error", "timeout"):  # its text may be a client's, and is not logged
+            call, seconds = pause.calls[index], self._now() - pause.started[index]
+            log.info("tool %.80r of request %s: %s after %.1f s", call.name, pause.request_id, result.status, seconds)
         if len(pause.results) < len(pause.calls):
             if index == len(pause.started) - 1:  # the others wait for this one
                 self._start_next(pause)

@@ -57,10 +57,15 @@ _OR_0 += ("sliding_window_pattern", "_sliding_window_pattern", "first_k_dense_re
 """Sizes for which 0 stands for none."""
 _SAME = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
 _SAME |= {"max_position_embeddings": "n_positions", "num_local_experts": "num_experts"}
-_ROPE_KEYS = ("rope_scaling", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
 _BIASES = ("attention_bias", "mlp_bias")
-_BESIDE = frozenset((*_ROPE_KEYS, "attention_bias", "quantization_config", "head_dim", "hidden_act", "layer_types"))
-_BESIDE |= {"sliding_window"}
+_BESIDE = frozenset(("attention_bias", "head_dim", "hidden_act", "layer_types", "sliding_window"))
+_BESIDE |= {
+    "rope_parameters",
+    "rope_scaling",
+    "rope_theta",
+    "partial_rotary_factor",
+    "original_max_position_embeddings",
+}
 """Keys that any class may lack: older forms of others, and those that a class ignores if it does not have them."""
 _OF_LLAMA = frozenset(("mlp_bias", "use_sliding_window", "max_window_layers"))
 """Those of Llama's relatives."""
@@ -143,7 +148,8 @@ def _check_sizes(config: Mapping[str, Any], name: str) -> Set[str]:
 
     own, architecture = CONFIG_MAPPING[name], ARCHITECTURES[name]
     understood = own().to_dict().keys() - PreTrainedConfig().to_dict().keys()
-    understood |= {"architectures", "model_type", *own.attribute_map, *architecture.keys}
+    understood |= {"architectures", "model_type", "quantization_config", *own.attribute_map, *architecture.keys}
+    understood |= _ACTIVATIONS.get(name, {}).keys()
     understood |= set[str]() if name == "gptj" else _BESIDE
     understood |= _OF_LLAMA if architecture.family == "llama" else set[str]()
     understood |= _EXPERT_KEYS if architecture.has_experts else set[str]()

@@ -135,6 +135,16 @@ def test_a_result_after_the_deadline_is_thrown_away() -> None:
     assert service.results(1)["r"][0].status == "ok"
 
 
+def test_a_call_that_fails_is_logged_without_texts(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "jinfercept")
+    assert ask(fails).status == "error"
+    [record] = caplog.records
+    assert "tool 'tool' of request r: " in record.getMessage()
+    assert "error after " in record.getMessage()
+    assert ask(lambda arguments: "fine").status == "ok"
+    assert len(caplog.records) == 1
+
+
 def test_an_unknown_tool_is_named_with_those_that_there_are() -> None:
     service = Service()
     service.dispatcher.call("r", (Call("shop", ""),), {"b": Tool(fails, name="b"), "a": Tool(fails, name="a")})

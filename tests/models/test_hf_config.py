@@ -112,6 +112,15 @@ def test_gptj_6b_is_read_as_published():
     assert kv_bytes_per_token(config, "float16") == 448 * 1024
 
 
+def test_keys_of_published_configs_are_understood():
+    configs = json.loads((Path(__file__).parent / "published_configs.json").read_text())
+    assert {name: config_from_hf(config).vocab_size > 0 for name, config in configs.items()} == dict.fromkeys(
+        configs, True
+    )
+    quantised = GPTJ_6B | {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+    assert config_from_hf(quantised) == config_from_hf(GPTJ_6B)
+
+
 def test_old_llama_configs_have_full_attention_and_derived_head_dim():
     config = _tiny("llama_gqa") | {"head_dim": None, "num_key_value_heads": None}
     read = config_from_hf(config)
