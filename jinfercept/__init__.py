@@ -3,10 +3,13 @@
 The public names are loaded when they are first used: importing the package imports no JAX.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from jinfercept.version import __version__ as __version__
+
+os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # transformers would ask for torch when it is imported
 
 if TYPE_CHECKING:
     from jinfercept.calls import Call as Call

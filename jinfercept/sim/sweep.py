@@ -92,16 +92,18 @@ def sweep(
 ) -> list[Report]:
     """Play all runs, those with the most requests first, and return their reports in the order of `runs`.
 
-    The console shows a line for each run that ends. `watch` is called for a run in this process: with one job, or one run.
+    The console shows how many runs have ended, and a line for each. `watch` is called for a run in this process: with one job,
+    or one run.
     """
     reports: dict[int, Report] = {}
     order = sorted(range(len(runs)), key=lambda number: -len(runs[number].load.arrivals))
     in_processes = min(jobs, len(runs)) > 1
     played = _played(runs, order, jobs) if in_processes else ((number, runs[number].play(watch)) for number in order)
     try:
-        with closing(played):
+        with closing(played), console.status(f"simulating {len(runs)} of {len(runs)} runs") as status:
             for number, report in played:
                 reports[number] = report
+                status.update(f"simulating {len(runs) - len(reports)} of {len(runs)} runs")
                 how = report.get("error") or f"{report['sim_wall_s']:.1f} s"
                 console.print(f"{len(reports)} of {len(runs)}: {runs[number]}: {how}", soft_wrap=True)
                 finished(runs[number], report)

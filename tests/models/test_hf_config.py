@@ -1,6 +1,8 @@
 """Reading `config.json`: both spellings of rope, and refused values."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +121,13 @@ def test_keys_of_published_configs_are_understood():
     )
     quantised = GPTJ_6B | {"quantization_config": {"quant_method": "gptq", "bits": 4}}
     assert config_from_hf(quantised) == config_from_hf(GPTJ_6B)
+
+
+def test_reading_a_config_prints_nothing():
+    code = "import json, sys; from jinfercept.models import hf_config as h; h.config_from_hf(json.load(open(sys.argv[1])))"
+    path = GOLDEN / "llama_gqa" / "config.json"
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
 
 
 def test_old_llama_configs_have_full_attention_and_derived_head_dim():

@@ -1,7 +1,6 @@
 """Reads the tokenizer of a model from the files that the model has."""
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +45,6 @@ def load_tokenizer(source: Path | None) -> Tokenizer | None:
 
 
 def _from_directory(path: Path) -> Tokenizer:
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it would ask for torch on import
     from transformers import AutoTokenizer
 
     is_sentencepiece = not any((path / name).is_file() for name in _TOKENIZER_FILES[:2])

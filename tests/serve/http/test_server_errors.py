@@ -90,8 +90,8 @@ def test_half_a_surrogate_pair_in_an_answer_breaks_nothing() -> None:
             {"jinfercept": {"server_tools": "price"}},
             "jinfercept.server_tools: Input should be a valid boolean or a valid list (got 'price')",
         ),
-        ({"stop": [""]}, "stop is one or several texts that are not empty"),
-        ({"stop": ["a", ""]}, "stop is one or several texts that are not empty"),
+        ({"stop": [""]}, "stop is wrong: String should have at least 1 character"),
+        ({"stop": ["a", ""]}, "stop is wrong: String should have at least 1 character"),
     ],
 )
 def test_of_several_readings_the_likely_one_is_complained_of(
