@@ -110,7 +110,7 @@ def test_many_templates_write_a_turn_of_the_past_in_another_way(templates: dict[
         for name, template in templates.items()
         if name not in WITHOUT_ROUNDS and not template.render(ROUND).startswith(template.render(QUESTION))
     ]
-    assert len(changed) > 10
+    assert len(changed) >= 10
 
 
 @pytest.mark.slow

@@ -124,7 +124,9 @@ def test_keys_of_published_configs_are_understood():
 
 
 def test_reading_a_config_prints_nothing():
-    code = "import json, sys; from jinfercept.models import hf_config as h; h.config_from_hf(json.load(open(sys.argv[1])))"
+    code = (
+        "import json, sys; from jinfercept.models import hf_config as h; h.config_from_hf(json.load(open(sys.argv[1])))"
+    )
     path = GOLDEN / "llama_gqa" / "config.json"
     done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("", "")
