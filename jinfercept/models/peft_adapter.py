@@ -5,13 +5,15 @@ import hashlib
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Float32, Shaped
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, ValidationError
+from pydantic_core import SchemaError, SchemaValidator, core_schema
 
 from jinfercept.errors import ModelError, shown
 from jinfercept.models.adapters import WEIGHTS, AdapterWeights, Factors
@@ -48,8 +50,26 @@ _HARMLESS_STARTS = (True, False, "gaussian", "eva", "orthogonal")
 _SHOWN = 5
 _Rank = Annotated[int, Field(strict=True, gt=0, lt=1 << 31)]
 _Alpha = Annotated[float, Field(strict=True, gt=0, lt=1 << 31)]
-_Module = Annotated[str, Field(pattern=r"^\^?[\w.\\]+$")]
-"""The end of a module's name, or with ^ all of it. PEFT takes regular expressions, of which these are the usual ones."""
+
+
+@lru_cache
+def _matcher(pattern: str) -> SchemaValidator:
+    # as PEFT matches names; Rust's expressions take linear time, whatever an adapter from elsewhere asks for
+    return SchemaValidator(core_schema.str_schema(pattern=rf"^(.*\.)?({pattern})$"))
+
+
+def _checked_pattern(pattern: str) -> str:
+    try:
+        _matcher(pattern)
+    except SchemaError as error:
+        raise ValueError(
+            f"{pattern[:80]!r} is no regular expression without look-around and back-references"
+        ) from error
+    return pattern
+
+
+_Module = Annotated[str, AfterValidator(_checked_pattern)]
+"""A regular expression for a module's name, or for its end behind a dot."""
 
 
 class PeftConfig(BaseModel):
@@ -108,10 +128,8 @@ class PeftConfig(BaseModel):
 
 
 def _of_module[N: float](module: str, numbers: Mapping[str, N], default: N) -> N:
-    # the first name that fits counts, as in PEFT
-    names = {pattern.replace("\\.", "."): number for pattern, number in numbers.items()}
-    fits = (number for name, number in names.items() if name == f"^{module}" or f".{module}".endswith(f".{name}"))
-    return next(fits, default)
+    # the first pattern that fits counts, as in PEFT
+    return next((number for pattern, number in numbers.items() if _matcher(pattern).isinstance_python(module)), default)
 
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
