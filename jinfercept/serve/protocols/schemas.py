@@ -305,7 +305,9 @@ def check_extras(body: Extensions) -> None:
         raise ApiError.bad(f"the body has more than {_MOST_UNKNOWN} unknown fields; fix: leave them out")
     for name, value in (body.model_extra or {}).items():
         if name in _UNSUPPORTED and value and value != _HARMLESS.get(name):
-            raise ApiError.bad(f"{name} is not supported; fix: leave it out", name, "unsupported_parameter")
+            # older versions of vLLM had these; its newer ones have the other name, too
+            fix = f"structured_outputs.{name[7:]}" if name.startswith("guided_") else "leave it out"
+            raise ApiError.bad(f"{name} is not supported; fix: {fix}", name, "unsupported_parameter")
 
 
 def _check_names(part: Body, field: str) -> None:
