@@ -101,9 +101,9 @@ def test_a_program_runs_alone(place: str, clone: Path) -> None:
 def test_a_command_runs_with_less_to_do(place: str, clone: Path) -> None:
     line, shorter = COMMANDS[place]
     words = shlex.split(line, comments=True)
-    for flag, value in re.findall(r"(--[\w-]+)(?: ([^-]\S*))?", shorter or ""):
+    for flag, value in re.findall(r"(--[\w-]+)(?: ([^-\"]\S*|\"[^\"]*\"))?", shorter or ""):
         at = words.index(flag) if flag in words else len(words)
-        words[at : at + 2] = [flag, value] if value else [flag]
+        words[at : at + 2] = [flag, value.strip('"')] if value else [flag]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     env = os.environ | {"PATH": path}
     done = subprocess.run(words, cwd=clone, env=env, capture_output=True, text=True, check=False)
