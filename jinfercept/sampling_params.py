@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from itertools import chain
 from typing import Annotated, Self
 
-from pydantic import BaseModel, BeforeValidator, Field, InstanceOf, StrictBool, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, InstanceOf, ValidationError
 
 from jinfercept.config import MAX_BIAS
 from jinfercept.errors import ArgumentError, RequestError, shown
@@ -125,10 +125,9 @@ class SamplingParams:
         try:
             checked = _Checked.model_validate(given)
         except ValidationError as error:
-            problem = error.errors()[0]
-            name = str(problem["loc"][0])
-            fix = _Checked.model_fields[name].description or "give a value of the type that SamplingParams says"
-            raise RequestError(f"{name} is wrong: {problem['msg']}", got=shown(given[name]), fix=fix) from None
+            name = str(error.errors()[0]["loc"][0])
+            fix = f"give {_Checked.model_fields[name].description}"
+            raise RequestError(f"{name} is wrong", got=shown(given[name]), fix=fix) from None
         for name in given:
             object.__setattr__(self, name, getattr(checked, name))
         self._check_together()
@@ -181,31 +180,35 @@ _Bias = Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]
 _EMPTY = BeforeValidator(lambda given: () if given is None else given)
 
 
-_REPORTED = "0 reports the token alone; all (-1) are too many"
+_REPORTED = f"a whole number from 0 (the token alone) to {MAX_LOGPROBS}, or None"
+_FLAG: bool = Field(strict=True, description="True or False")
 
 
 class _Checked(BaseModel):
-    """The types and ranges of the parameters. Descriptions say how to mend a wrong value."""
+    """The types and ranges of the parameters. Descriptions say what to give."""
 
-    temperature: float = Field(ge=0, le=MAX_TEMPERATURE, strict=True, description="0 is greedy")
-    max_tokens: int | None = Field(ge=1, strict=True, description="ask for a token")
-    min_tokens: int = Field(ge=0, strict=True, description="at most max_tokens")
-    seed: int | None = Field(strict=True, description="leave it out, or give a whole number")
+    temperature: float = Field(
+        ge=0, le=MAX_TEMPERATURE, strict=True, description=f"a number from 0 (greedy) to {MAX_TEMPERATURE:g}"
+    )
+    max_tokens: int | None = Field(ge=1, strict=True, description="a whole number, at least 1, or None")
+    min_tokens: int = Field(ge=0, strict=True, description="a whole number from 0 to max_tokens")
+    seed: int | None = Field(strict=True, description="a whole number, or None")
     stop: Annotated[
         tuple[_Text, ...], BeforeValidator(lambda given: (given,) if isinstance(given, str) else given or ())
-    ]
-    stop_token_ids: Annotated[tuple[_Token, ...], _EMPTY] = Field(description="give whole numbers")
-    n: int = Field(ge=1, le=MAX_OUTPUTS, strict=True, description="give the prompt several times")
-    top_k: int = Field(ge=-1, strict=True, description="0 or -1 turn it off")
-    top_p: float = Field(ge=0, le=1, strict=True, description="1 turns it off")
-    min_p: float = Field(ge=0, le=1, strict=True, description="0 turns it off")
-    repetition_penalty: float = Field(ge=0.01, le=100, strict=True, description="1 turns it off")
-    presence_penalty: float = Field(ge=-2, le=2, strict=True, description="0 turns it off")
-    frequency_penalty: float = Field(ge=-2, le=2, strict=True, description="0 turns it off")
+    ] = Field(description="a text that is not empty, or a list of such texts")
+    stop_token_ids: Annotated[tuple[_Token, ...], _EMPTY] = Field(description="a list of token ids")
+    n: int = Field(ge=1, le=MAX_OUTPUTS, strict=True, description=f"a whole number from 1 to {MAX_OUTPUTS}")
+    top_k: int = Field(ge=-1, strict=True, description="a whole number, at least 1, or 0 or -1 for all tokens")
+    top_p: float = Field(ge=0, le=1, strict=True, description="a number from 0 to 1 (off)")
+    min_p: float = Field(ge=0, le=1, strict=True, description="a number from 0 (off) to 1")
+    repetition_penalty: float = Field(ge=0.01, le=100, strict=True, description="a number from 0.01 to 100; 1 is off")
+    presence_penalty: float = Field(ge=-2, le=2, strict=True, description="a number from -2 to 2; 0 is off")
+    frequency_penalty: float = Field(ge=-2, le=2, strict=True, description="a number from -2 to 2; 0 is off")
     logit_bias: dict[int, _Bias] | None = Field(
-        max_length=MAX_BIASED_TOKENS, description="{token id: bias}, or allowed_token_ids or bad_words"
+        max_length=MAX_BIASED_TOKENS,
+        description=f"{{token id: a number from -{MAX_BIAS} to {MAX_BIAS}}}, at most {MAX_BIASED_TOKENS} tokens",
     )
-    allowed_token_ids: tuple[_Token, ...] | None = Field(min_length=1, description="give at least one")
+    allowed_token_ids: tuple[_Token, ...] | None = Field(min_length=1, description="a list of at least one token id")
     bad_words: Annotated[tuple[_Word, ...], _EMPTY] = Field(description="a list of texts, none of them empty")
     bad_words_token_ids: Annotated[tuple[Annotated[tuple[_Token, ...], Field(min_length=1)], ...], _EMPTY] = Field(
         description="a list of lists of token ids, none of them empty"
@@ -215,10 +218,10 @@ class _Checked(BaseModel):
     structured_outputs: InstanceOf[StructuredOutputsParams] | None = Field(
         description="StructuredOutputsParams(json=…)"
     )
-    forced_output_ids: tuple[_Token, ...] = Field(description="leave it out")
-    ignore_eos: StrictBool
-    include_stop_str_in_output: StrictBool
-    skip_special_tokens: StrictBool
-    return_processed_logprobs: StrictBool
-    return_kept_tokens: StrictBool
-    return_routed_experts: StrictBool
+    forced_output_ids: tuple[_Token, ...] = Field(description="a list of token ids")
+    ignore_eos: bool = _FLAG
+    include_stop_str_in_output: bool = _FLAG
+    skip_special_tokens: bool = _FLAG
+    return_processed_logprobs: bool = _FLAG
+    return_kept_tokens: bool = _FLAG
+    return_routed_experts: bool = _FLAG

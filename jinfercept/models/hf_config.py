@@ -57,8 +57,11 @@ _OR_0 += ("sliding_window_pattern", "_sliding_window_pattern", "first_k_dense_re
 """Sizes for which 0 stands for none."""
 _SAME = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
 _SAME |= {"max_position_embeddings": "n_positions", "num_local_experts": "num_experts"}
+_SAME |= {"sliding_window": "sliding_window_size"}
 _BIASES = ("attention_bias", "mlp_bias")
-_BESIDE = frozenset(("attention_bias", "head_dim", "hidden_act", "layer_types", "sliding_window"))
+_BESIDE = frozenset(
+    ("attention_bias", "head_dim", "hidden_act", "layer_types", "sliding_window", "sliding_window_size")
+)
 _BESIDE |= {
     "rope_parameters",
     "rope_scaling",

@@ -147,6 +147,8 @@ def _run_file(what: str, path: Path) -> ModuleType:
         raise ConfigError(f"the file of {_a(what)} must be a Python file", got=path, fix="give a file that ends in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # where dataclasses look up their annotations
+    if (folder := str(path.parent)) not in sys.path:  # modules beside it can be imported, as of a script
+        sys.path.append(folder)
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:

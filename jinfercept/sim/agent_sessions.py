@@ -123,7 +123,7 @@ _KEYS: Mapping[TraceForm, frozenset[str]] = {
     "scripts": frozenset(("prompt", "segments")),
     "compact": frozenset(("calls",)),
     "claude": frozenset(("requests",)),
-    "messages": frozenset(("conversation_id", "turn", "role")),
+    "messages": frozenset(("conversation_id", "role")),
 }
 CHARACTERS = 4
 """Characters that count as a token in a trace of texts."""

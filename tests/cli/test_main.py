@@ -126,7 +126,7 @@ def test_info_tells_a_models_shape(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--prompt", "x", "--attention", "triton"], "attention=triton is a GPU's"),
         (["--attention", "mosaic"], "attention=mosaic is a GPU's"),
-        (["--prompt", "x", "--max-tokens", "0"], "max_tokens is wrong: Input should be greater than or equal to 1"),
+        (["--prompt", "x", "--max-tokens", "0"], "max_tokens is wrong; got 0; fix: give a whole number, at least 1"),
         (["--prompt", ""], "a prompt needs at least one token"),
         (["--tool-call-parser", "smoke"], "no such tool_call_parser"),
         (["--reasoning-parser", "smoke"], "no such reasoning_parser"),

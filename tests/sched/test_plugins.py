@@ -149,6 +149,13 @@ def test_a_policy_that_cannot_be_made_is_refused_with_what_is_wrong(own: Path, p
         check_choice(place.format(own=own))
 
 
+def test_a_file_may_import_those_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "beside_own_code.py").write_text(CODE)
+    (tmp_path / "imports_it.py").write_text("from beside_own_code import Keep as Kept\n")
+    assert isinstance(KNOWN.make(f"{tmp_path / 'imports_it.py'}:Kept"), Guard)
+    sys.path.remove(str(tmp_path))
+
+
 def test_a_file_that_raises_is_named_with_its_line_and_runs_again_once_it_is_corrected(own: Path) -> None:
     own.write_text("import json\nraise LookupError('not yet')\n")
     error = refusal(f"{own}:Keep")

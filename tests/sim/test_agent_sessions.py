@@ -106,17 +106,17 @@ def test_a_call_may_name_its_tool_and_clients_call_it_by_that_name(tmp_path: Pat
 
 
 def test_conversations_are_read_from_messages_with_tools_and_delays(tmp_path: Path) -> None:
-    def message_of(name: str, turn: int, role: str, **values: object) -> dict[str, object]:
-        return {"conversation_id": name, "turn": turn, "role": role} | values
+    def message_of(name: str, role: str, **values: object) -> dict[str, object]:
+        return {"conversation_id": name, "role": role} | values
 
     call = {"id": "1", "function": {"name": "bash", "arguments": "x" * 36}}
     lines = [
-        message_of("a", 1, "user", content="u" * 400, system="s" * 80, tools=[]),
-        message_of("b", 1, "user", content="v" * 40),
-        message_of("a", 2, "assistant", reasoning_content="r" * 40, tool_calls=[call]),
-        message_of("a", 3, "tool", tool_results=[{"content": "t" * 180}], delay_seconds=0.25),
-        message_of("a", 4, "assistant", content="e" * 20),
-        message_of("b", 2, "assistant", content="w" * 8),
+        message_of("a", "user", content="u" * 400, system="s" * 80, tools=[]),
+        message_of("b", "user", content="v" * 40),
+        message_of("a", "assistant", reasoning_content="r" * 40, tool_calls=[call]),
+        message_of("a", "tool", tool_results=[{"content": "t" * 180}], delay_seconds=0.25),
+        message_of("a", "assistant", content="e" * 20),
+        message_of("b", "assistant", content="w" * 8),
     ]
     first, second = load_sessions(trace(tmp_path, *lines))
     assert (first.name, first.shared) == ("a", 20)
@@ -128,9 +128,9 @@ def test_conversations_are_read_from_messages_with_tools_and_delays(tmp_path: Pa
     )
     assert second.turns == (ScriptedTurn(10, 2, 0, 0.0, False),)
     with pytest.raises(ConfigError, match=r"line 1 cannot be read: 'a' is missing; .* a user's first"):
-        load_sessions(trace(tmp_path, message_of("a", 1, "assistant", content="x")))
+        load_sessions(trace(tmp_path, message_of("a", "assistant", content="x")))
     with pytest.raises(ConfigError, match="line 2 cannot be read: "):
-        load_sessions(trace(tmp_path, lines[0], message_of("a", 2, "assistant", tool_calls="bash")))
+        load_sessions(trace(tmp_path, lines[0], message_of("a", "assistant", tool_calls="bash")))
 
 
 EDGE = os.environ.get("JINFERCEPT_EDGE_TRACE")

@@ -90,8 +90,8 @@ def test_half_a_surrogate_pair_in_an_answer_breaks_nothing() -> None:
             {"jinfercept": {"server_tools": "price"}},
             "jinfercept.server_tools: Input should be a valid boolean or a valid list (got 'price')",
         ),
-        ({"stop": [""]}, "stop is wrong: String should have at least 1 character"),
-        ({"stop": ["a", ""]}, "stop is wrong: String should have at least 1 character"),
+        ({"stop": [""]}, "stop is wrong; got ['']; fix: give a text that is not empty, or a list of such texts"),
+        ({"stop": ["a", ""]}, "stop is wrong; got ['a', '']"),
     ],
 )
 def test_of_several_readings_the_likely_one_is_complained_of(
