@@ -13,6 +13,7 @@ from typing import Any
 from jinfercept.engine.disk_contexts import CLOSE_S, DiskContexts
 from jinfercept.engine.lifecycle import RequestLifecycle
 from jinfercept.engine.meter.request_log import RequestLog
+from jinfercept.errors import PluginError
 from jinfercept.events import Event
 from jinfercept.outputs import FinishReason
 from jinfercept.request import Request
@@ -276,7 +277,9 @@ class Engine:
         self._runner.reset()
         self.failure = None
         if not isinstance(error, KeyboardInterrupt):
-            log.error("a step failed; all requests in the engine are lost", exc_info=error)
+            # a mistake of a user's own code says all that is to be known
+            trace = None if isinstance(error, PluginError) else error
+            log.error("a step failed; all requests in the engine are lost: %s", error, exc_info=trace)
 
     @property
     def _disk_is_settled(self) -> bool:

@@ -219,7 +219,7 @@ def _modules(names: Iterable[str]) -> dict[str, dict[str, str]]:
         raise ModelError(
             "an adapter has tensors lora_A and lora_B of modules, and nothing else",
             got=_some(wrong) if wrong else "no tensors",
-            fix="train a plain LoRA: no embeddings, biases or saved modules",
+            fix=f"train a plain LoRA: no embeddings, biases or saved modules, and names that begin with {PREFIX}",
         )
     return modules
 

@@ -100,6 +100,8 @@ def _session(entry: Mapping[str, Any], where: str) -> ScriptedSession:
             tool = str(named[0]) if named and named[0] else TOOL
             calls = stop != "end_turn"
             turns.append(ScriptedTurn(max(1, prompt), max(1, decode), kept, checked_number(pause_s), calls, tool))
+        if not turns:
+            raise ValueError("it has no calls")
         shared = sum(checked_number(entry.get(name, 0)) for name in ("tools", "system"))
         return ScriptedSession(str(entry["id"]), int(min(shared, turns[0].prompt - 1)), tuple(turns))
 
