@@ -48,11 +48,12 @@ _MEANINGLESS = frozenset(
 _HARMLESS_STARTS = (True, False, "gaussian", "eva", "orthogonal")
 """Values of `init_lora_weights` after which the base's weights are as they were."""
 _SHOWN = 5
+_MOST_PATTERNS = 1024
 _Rank = Annotated[int, Field(strict=True, gt=0, lt=1 << 31)]
 _Alpha = Annotated[float, Field(strict=True, gt=0, lt=1 << 31)]
 
 
-@lru_cache
+@lru_cache(2 * _MOST_PATTERNS)
 def _matcher(pattern: str) -> SchemaValidator:
     # as PEFT matches names; Rust's expressions take linear time, whatever an adapter from elsewhere asks for
     return SchemaValidator(core_schema.str_schema(pattern=rf"^(.*\.)?({pattern})$"))
@@ -80,8 +81,8 @@ class PeftConfig(BaseModel):
     r: _Rank
     lora_alpha: _Alpha
     use_rslora: StrictBool = False
-    rank_pattern: dict[_Module, _Rank] = {}
-    alpha_pattern: dict[_Module, _Alpha] = {}
+    rank_pattern: dict[_Module, _Rank] = Field({}, max_length=_MOST_PATTERNS)
+    alpha_pattern: dict[_Module, _Alpha] = Field({}, max_length=_MOST_PATTERNS)
 
     @classmethod
     def parse(cls, config: Any, directory: Path) -> Self:

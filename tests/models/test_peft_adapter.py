@@ -167,6 +167,7 @@ def test_adapters_with_the_same_numbers_have_the_same_digest(tmp_path: Path) -> 
         ({"r": None}, "r of adapter_config.json is wrong: Field required"),
         ({"lora_alpha": "big"}, "lora_alpha of adapter_config.json is wrong: .* valid number; got 'big'"),
         ({"lora_alpha": 10**400}, "lora_alpha of adapter_config.json is wrong"),
+        ({"rank_pattern": {f"a{number}": 4 for number in range(1025)}}, "rank_pattern of .* at most 1024 items"),
         ({"rank_pattern": {"(.*": 4}}, r"rank_pattern.* is no regular expression without look-around"),
         ({"rank_pattern": {"a{1000}{1000}": 4}}, r"rank_pattern.* is no regular expression"),
         ({"r": 3}, "do not fit the model's weight.*rank 3"),
